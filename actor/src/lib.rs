@@ -1,0 +1,1 @@
+//! The rollout actor: plays leased episodes and sends them to the learner. Knows no optimizer.

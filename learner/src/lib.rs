@@ -1,0 +1,1 @@
+//! The learner: leases, audit, advantages, losses, training, broadcast and the files of a run.

@@ -1,0 +1,1 @@
+//! Chat templates, token streams and tool-call parsing.

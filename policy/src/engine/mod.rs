@@ -1,0 +1,1 @@
+//! The generation engine: batched, KV-cached sampling for many episodes at once.

@@ -1,0 +1,8 @@
+//! Policies: models, adapters, tokens, sampling and scoring. Knows no rewards and no network.
+
+pub mod chat;
+pub mod device;
+pub mod engine;
+pub mod model;
+pub mod sampling;
+pub mod score;

@@ -1,0 +1,1 @@
+//! Decoders, LoRA adapters and their files.

@@ -1,0 +1,1 @@
+//! Counter-based Gumbel noise and the distribution that a token is drawn from.
