@@ -3,6 +3,7 @@
 pub mod chat;
 pub mod device;
 pub mod engine;
+pub mod episode_script;
 pub mod model;
 pub mod sampling;
 pub mod score;
