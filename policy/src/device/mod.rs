@@ -1,1 +1,133 @@
-//! Where tensors live: `--device auto | cpu | cuda:N`.
+//! Where tensors live: the user's `--device auto | cpu | cuda:N` turned into a Burn device, after
+//! asking the machine whether that device is there. Opening a missing GPU would panic inside the
+//! driver bindings, so CUDA is probed first.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+
+use std::{fmt, str::FromStr};
+
+pub use burn::tensor::Device;
+
+/// What the user asked for with `--device`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The first CUDA device if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU (Burn's Flex backend).
+    Cpu,
+    /// A CUDA device by its index.
+    Cuda(usize),
+}
+
+/// Why a device cannot be had. Each message is one line with its remedy.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Not `auto`, `cpu` or `cuda:N`.
+    #[error("device {0:?} is not one of auto, cpu, cuda:N (for example cuda:0)")]
+    Unknown(String),
+    /// The program was built without CUDA.
+    #[error(
+        "device cuda:{0}: this program was built without CUDA; use --device cpu, or build with --features cuda"
+    )]
+    NotBuilt(usize),
+    /// The machine has no usable CUDA.
+    #[error("device cuda:{index}: {reason}; use --device cpu or auto")]
+    Unavailable {
+        /// The index that was asked for.
+        index: usize,
+        /// What the probe found.
+        reason: String,
+    },
+}
+
+impl FromStr for DeviceChoice {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => text
+                .strip_prefix("cuda:")
+                .filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()))
+                .and_then(|digits| digits.parse().ok())
+                .map(Self::Cuda)
+                .ok_or_else(|| DeviceError::Unknown(text.chars().take(40).collect())),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl DeviceChoice {
+    /// `Auto` settled to a device that is there; the others unchanged and unprobed.
+    pub fn resolve(self) -> Self {
+        match self {
+            Self::Auto if probe(0).is_ok() => Self::Cuda(0),
+            Self::Auto => Self::Cpu,
+            chosen => chosen,
+        }
+    }
+
+    /// The Burn device.
+    ///
+    /// # Errors
+    /// A CUDA device that is not there, or a program built without CUDA. `Auto` never fails.
+    pub fn open(self) -> Result<Device, DeviceError> {
+        match self.resolve() {
+            Self::Auto | Self::Cpu => Ok(Device::flex()),
+            Self::Cuda(index) => probe(index).map(|()| open_cuda(index)),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+use cuda::{open as open_cuda, probe};
+
+#[cfg(not(feature = "cuda"))]
+fn probe(index: usize) -> Result<(), DeviceError> {
+    Err(DeviceError::NotBuilt(index))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_cuda(_index: usize) -> Device {
+    Device::flex()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_names_are_read_and_others_refused_in_one_line() {
+        assert_eq!("auto".parse::<DeviceChoice>().unwrap(), DeviceChoice::Auto);
+        assert_eq!("cuda:3".parse::<DeviceChoice>().unwrap(), DeviceChoice::Cuda(3));
+        for wrong in ["", "gpu", "cuda", "cuda:", "cuda:+1", "cuda:x", "cpu "] {
+            let message = wrong.parse::<DeviceChoice>().unwrap_err().to_string();
+            assert!(message.contains("auto, cpu, cuda:N") && !message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn auto_opens_on_any_machine() {
+        assert!(DeviceChoice::Auto.open().is_ok());
+    }
+
+    #[test]
+    fn a_missing_gpu_is_one_clear_line() {
+        if let Err(error) = DeviceChoice::Cuda(99).open() {
+            let message = error.to_string();
+            assert!(message.starts_with("device cuda:99: ") && !message.contains('\n'));
+        }
+    }
+}

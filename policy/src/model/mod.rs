@@ -1,1 +1,27 @@
-//! Decoders, LoRA adapters and their files.
+//! Qwen3 and Llama-type decoders: Hugging Face checkpoints and PEFT adapters in, logits out.
+//! One loaded [`Decoder`] serves any number of [`Adapter`]s, given to each pass.
+
+mod adapter;
+mod checkpoint;
+mod config;
+mod decoder;
+mod digest;
+mod error;
+mod header;
+mod kv;
+mod ops;
+mod rope;
+mod rows;
+mod target;
+pub mod weights;
+
+pub use adapter::{Adapter, Lora, LoraConfig};
+pub use checkpoint::{Checkpoint, LoadDtype};
+pub use config::{Architecture, ModelConfig};
+pub use decoder::{Decoder, FullInput, FullOutput};
+pub use digest::{CheckpointDigests, chat_template, checkpoint_digests};
+pub use error::{ARCHITECTURES, ModelError};
+pub use kv::{Feed, KvCache, Logits};
+pub use rope::{RopeConfig, RopeScaling};
+pub use rows::KvId;
+pub use target::TargetModules;

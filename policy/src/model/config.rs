@@ -1,0 +1,302 @@
+//! `config.json` of a Hugging Face checkpoint, read into the few numbers that the decoder needs.
+//! Everything that would change the computation and that the decoder does not do is refused by name.
+
+use std::{fs, path::Path};
+
+use serde_json::{Map, Value};
+
+use super::{
+    error::{ARCHITECTURES, ModelError},
+    rope::RopeConfig,
+};
+
+/// The decoder families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Architecture {
+    /// `Qwen3ForCausalLM`: per-head RMS norms on queries and keys.
+    Qwen3,
+    /// `LlamaForCausalLM`: the same without those norms.
+    Llama,
+}
+
+impl Architecture {
+    /// The name in `config.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Qwen3 => ARCHITECTURES[0],
+            Self::Llama => ARCHITECTURES[1],
+        }
+    }
+}
+
+/// The shape of a decoder. Lengths are in elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The family.
+    pub architecture: Architecture,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the feed-forward layer.
+    pub ffn: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head; `heads * head_dim` need not equal `hidden`.
+    pub head_dim: usize,
+    /// Rows of the embedding.
+    pub vocab: usize,
+    /// Epsilon of every RMS norm.
+    pub norm_eps: f64,
+    /// Whether q, k, v and o have a bias.
+    pub attention_bias: bool,
+    /// Whether gate, up and down have a bias (Llama only).
+    pub mlp_bias: bool,
+    /// Whether the head shares the embedding's weight.
+    pub tied: bool,
+    /// The longest sequence, in ids.
+    pub max_positions: usize,
+    /// Rotary positions.
+    pub rope: RopeConfig,
+}
+
+/// No field of a real model is larger; larger ones are refused before any arithmetic.
+const LARGEST: u64 = 1 << 24;
+
+/// The fields of one JSON object with errors that name file and field.
+pub(crate) struct Fields<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) prefix: &'a str,
+    pub(crate) map: &'a Map<String, Value>,
+}
+
+impl Fields<'_> {
+    pub(crate) fn error(&self, field: &str, reason: impl Into<String>) -> ModelError {
+        ModelError::Field {
+            path: self.path.into(),
+            field: format!("{}{field}", self.prefix),
+            reason: reason.into(),
+        }
+    }
+
+    /// The value, with an explicit null read as absent.
+    pub(crate) fn get(&self, field: &str) -> Option<&Value> {
+        self.map.get(field).filter(|value| !value.is_null())
+    }
+
+    pub(crate) fn size(&self, field: &str) -> Result<Option<usize>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        match value.as_u64() {
+            Some(n) if (1..=LARGEST).contains(&n) => Ok(usize::try_from(n).ok()),
+            _ => Err(self.error(field, format!("{} is not between 1 and {LARGEST}", brief(value)))),
+        }
+    }
+
+    fn required(&self, field: &str) -> Result<usize, ModelError> {
+        self.size(field)?.ok_or_else(|| self.error(field, "missing; an integer is needed"))
+    }
+
+    pub(crate) fn flag(&self, field: &str) -> Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(other) => Err(self.error(field, format!("{} is not true or false", brief(other)))),
+        }
+    }
+
+    /// A finite positive number.
+    pub(crate) fn positive(&self, field: &str) -> Result<Option<f64>, ModelError> {
+        let Some(value) = self.get(field) else { return Ok(None) };
+        match value.as_f64() {
+            Some(x) if x.is_finite() && x > 0.0 => Ok(Some(x)),
+            _ => Err(self.error(field, format!("{} is not a positive number", brief(value)))),
+        }
+    }
+}
+
+/// A JSON value as part of a message: one line, bounded.
+pub(crate) fn brief(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        text
+    } else {
+        text.chars().take(57).chain("...".chars()).collect()
+    }
+}
+
+/// Reads a JSON object of at most `limit` bytes.
+pub(crate) fn read_object(path: &Path, limit: u64) -> Result<Map<String, Value>, ModelError> {
+    let file = |reason: String| ModelError::File { path: path.into(), reason };
+    let len = fs::metadata(path).map_err(ModelError::io(path))?.len();
+    if len > limit {
+        return Err(file(format!("{len} bytes exceed the limit of {limit} for this file")));
+    }
+    let text = fs::read(path).map_err(ModelError::io(path))?;
+    match serde_json::from_slice(&text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(file("not a JSON object".into())),
+        Err(e) => Err(file(format!("not JSON: {e}"))),
+    }
+}
+
+impl ModelConfig {
+    /// Reads `config.json` at `path`.
+    ///
+    /// # Errors
+    /// Names the field and the remedy; an architecture that is not supported is refused with the
+    /// list of those that are.
+    pub fn read(path: &Path) -> Result<Self, ModelError> {
+        let map = read_object(path, 1 << 20)?;
+        Self::from_fields(&Fields { path, prefix: "", map: &map })
+    }
+
+    fn from_fields(fields: &Fields<'_>) -> Result<Self, ModelError> {
+        let architecture = architecture(fields)?;
+        refuse_unsupported(fields)?;
+        let hidden = fields.required("hidden_size")?;
+        let heads = fields.required("num_attention_heads")?;
+        let kv_heads = fields.size("num_key_value_heads")?.unwrap_or(heads);
+        let layers = fields.required("num_hidden_layers")?;
+        let head_dim = match (fields.size("head_dim")?, architecture, fields.map.get("head_dim")) {
+            (Some(dim), _, _) => dim,
+            (None, Architecture::Qwen3, None) => 128,
+            _ => hidden / heads,
+        };
+        if !heads.is_multiple_of(kv_heads) {
+            let reason = format!("{kv_heads} does not divide num_attention_heads {heads}");
+            return Err(fields.error("num_key_value_heads", reason));
+        }
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > 1024 {
+            let reason = format!("{head_dim} is not an even number up to 1024");
+            return Err(fields.error("head_dim", reason));
+        }
+        if layers > 1024 {
+            return Err(fields.error("num_hidden_layers", format!("{layers} exceeds 1024")));
+        }
+        let listed = fields.size("max_position_embeddings")?.unwrap_or(2048);
+        let rope = RopeConfig::read(fields, listed)?;
+        Ok(Self {
+            architecture,
+            hidden,
+            ffn: fields.required("intermediate_size")?,
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            vocab: fields.required("vocab_size")?,
+            norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            attention_bias: fields.flag("attention_bias")?,
+            mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias")?,
+            tied: fields.flag("tie_word_embeddings")?,
+            max_positions: rope.max_positions(listed),
+            rope,
+        })
+    }
+}
+
+fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
+    let listed = fields.get("architectures").and_then(Value::as_array);
+    let named = listed.and_then(|list| list.first()).and_then(Value::as_str);
+    let found = named.or_else(|| fields.get("model_type").and_then(Value::as_str));
+    match found {
+        Some("Qwen3ForCausalLM" | "qwen3") => Ok(Architecture::Qwen3),
+        Some("LlamaForCausalLM" | "llama") => Ok(Architecture::Llama),
+        other => Err(ModelError::Architecture {
+            path: fields.path.into(),
+            found: other.unwrap_or("(none)").chars().take(80).collect(),
+        }),
+    }
+}
+
+fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
+    if fields.flag("use_sliding_window")? {
+        return Err(fields.error("use_sliding_window", "true is not supported"));
+    }
+    if let Some(types) = fields.get("layer_types") {
+        let full = |kind: &Value| kind.as_str() == Some("full_attention");
+        match types.as_array() {
+            Some(types) if types.iter().all(full) => {}
+            _ => {
+                let reason = "only \"full_attention\" layers are supported";
+                return Err(fields.error("layer_types", reason));
+            }
+        }
+    }
+    match fields.get("hidden_act").map(|act| act.as_str()) {
+        None | Some(Some("silu" | "swish")) => {}
+        Some(_) => return Err(fields.error("hidden_act", "only \"silu\" is supported")),
+    }
+    if fields.get("quantization_config").is_some() {
+        let reason = "quantized weights are not supported; use an f32, bf16 or f16 checkpoint";
+        return Err(fields.error("quantization_config", reason));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn base() -> Value {
+        json!({
+            "architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+            "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+            "head_dim": 16, "vocab_size": 1026, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+            "max_position_embeddings": 2048, "tie_word_embeddings": true, "rope_theta": 1e6
+        })
+    }
+
+    fn parse(value: &Value) -> Result<ModelConfig, ModelError> {
+        let map = value.as_object().unwrap();
+        ModelConfig::from_fields(&Fields { path: Path::new("config.json"), prefix: "", map })
+    }
+
+    #[test]
+    fn old_and_new_rope_fields_mean_the_same() {
+        let mut new = base();
+        new.as_object_mut().unwrap().remove("rope_theta");
+        new["rope_parameters"] = json!({"rope_type": "default", "rope_theta": 1e6});
+        assert_eq!(parse(&base()).unwrap(), parse(&new).unwrap());
+    }
+
+    #[test]
+    fn head_dim_is_read_and_not_derived_where_it_is_given() {
+        let config = parse(&base()).unwrap();
+        assert_eq!((config.head_dim, config.heads * config.head_dim), (16, 128));
+        let mut llama = base();
+        llama["architectures"] = json!(["LlamaForCausalLM"]);
+        llama.as_object_mut().unwrap().remove("head_dim");
+        assert_eq!(parse(&llama).unwrap().head_dim, 8);
+    }
+
+    #[test]
+    fn what_is_not_supported_is_refused_by_name() {
+        for (field, value, says) in [
+            (
+                "architectures",
+                json!(["Qwen3_5ForConditionalGeneration"]),
+                "Qwen3ForCausalLM, Llama",
+            ),
+            ("use_sliding_window", json!(true), "use_sliding_window"),
+            ("layer_types", json!(["sliding_attention"]), "layer_types"),
+            ("hidden_act", json!("gelu"), "hidden_act"),
+            ("quantization_config", json!({"bits": 4}), "quantization_config"),
+            ("num_key_value_heads", json!(3), "num_key_value_heads"),
+            ("hidden_size", json!(0), "hidden_size"),
+            ("hidden_size", json!("64"), "hidden_size"),
+            ("vocab_size", Value::Null, "vocab_size"),
+            ("head_dim", json!(7), "head_dim"),
+            ("rope_scaling", json!({"rope_type": "longrope"}), "longrope"),
+            ("rope_scaling", json!({"rope_type": "yarn"}), "factor"),
+        ] {
+            let mut config = base();
+            config[field] = value;
+            let message = parse(&config).unwrap_err().to_string();
+            assert!(message.contains(says) && !message.contains('\n'), "{field}: {message}");
+        }
+    }
+}

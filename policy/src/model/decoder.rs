@@ -1,0 +1,237 @@
+//! The decoder: weights on a device, a full-sequence forward pass, and the layer that every other
+//! pass (cached decoding, scoring) is made of.
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
+
+use super::{
+    adapter::Adapter,
+    config::ModelConfig,
+    error::ModelError,
+    ops::{attend, linear, rms_norm, rotate, to_f32},
+    rope::RopeTable,
+    weights::{LINEARS, Weights},
+};
+
+/// Hugely negative and finite, so that a row without any key gives no NaN.
+pub(crate) const MASKED: f32 = -1e30;
+
+/// A decoder-only language model on one device.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    config: ModelConfig,
+    pub(crate) weights: Weights,
+    device: Device,
+    dtype: DType,
+    rope: RopeTable,
+}
+
+/// A batch of whole sequences.
+#[derive(Clone, Copy, Debug)]
+pub struct FullInput<'a> {
+    /// Row-major `[batch, len]`.
+    pub ids: &'a [u32],
+    /// Number of sequences.
+    pub batch: usize,
+    /// Row-major `[batch, len]`, false for padding (at the left, as transformers' generation has
+    /// it); positions count unmasked ids. `None`: no padding.
+    pub mask: Option<&'a [bool]>,
+    /// Whether to return hidden states.
+    pub hidden: bool,
+}
+
+/// What a full-sequence pass gives.
+#[derive(Debug)]
+pub struct FullOutput {
+    /// f32 `[batch, len, vocab]`.
+    pub logits: Tensor<3>,
+    /// Where asked for, as transformers' `hidden_states`: the embedding, then each layer's output
+    /// `[batch, len, hidden]`, the last one after the final norm.
+    pub hidden: Vec<Tensor<3>>,
+}
+
+/// Cosines and sines for the rows of a pass, each `[rows, 1, head_dim / 2]`.
+pub(crate) type Rotations = (Tensor<3>, Tensor<3>);
+
+impl Decoder {
+    pub(crate) fn new(config: ModelConfig, weights: Weights, device: Device, dtype: DType) -> Self {
+        let rope = RopeTable::new(&config.rope, config.head_dim);
+        Self { config, weights, device, dtype, rope }
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where the weights live.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The type of the weights and of the residual stream.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<(), ModelError> {
+        let vocab = self.config.vocab;
+        match ids.iter().find(|id| **id as usize >= vocab) {
+            Some(&id) => Err(ModelError::TokenId { id, vocab }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn check_len(&self, len: usize) -> Result<(), ModelError> {
+        let max = self.config.max_positions;
+        if len <= max { Ok(()) } else { Err(ModelError::TooLong { len, max }) }
+    }
+
+    /// The whole pass: logits at every position of a batch of sequences.
+    ///
+    /// # Errors
+    /// Ids outside of the vocabulary, sequences beyond the model's positions, uneven rows.
+    pub fn forward(
+        &self,
+        adapter: Option<&Adapter>,
+        input: FullInput<'_>,
+    ) -> Result<FullOutput, ModelError> {
+        let FullInput { ids, batch, mask, hidden } = input;
+        if batch == 0 || ids.is_empty() || !ids.len().is_multiple_of(batch) {
+            let reason = format!("{} ids do not make {batch} rows of equal length", ids.len());
+            return Err(ModelError::Input(reason));
+        }
+        if mask.is_some_and(|mask| mask.len() != ids.len()) {
+            return Err(ModelError::Input("the mask is not as long as the ids".into()));
+        }
+        let len = ids.len() / batch;
+        self.check_ids(ids)?;
+        self.check_len(len)?;
+        let rope = self.rotations(&positions(batch, len, mask));
+        let bias = self.causal_bias(batch, len, mask);
+        let c = &self.config;
+        let group = c.heads / c.kv_heads;
+        let shaped = |x: &Tensor<2>| x.clone().reshape([batch, len, c.hidden]);
+        let mut states = Vec::new();
+        let mut x = self.embed(ids);
+        for index in 0..c.layers {
+            if hidden {
+                states.push(shaped(&x));
+            }
+            x = self.layer(index, adapter, x, &rope, |q, k, v| {
+                let q = q
+                    .reshape([batch, len, c.kv_heads, group * c.head_dim])
+                    .swap_dims(1, 2)
+                    .reshape([batch, c.kv_heads, len * group, c.head_dim]);
+                let kv =
+                    |x: Tensor<3>| x.reshape([batch, len, c.kv_heads, c.head_dim]).swap_dims(1, 2);
+                attend(q, kv(k), kv(v), Some(bias.clone()))
+                    .reshape([batch, c.kv_heads, len, group * c.head_dim])
+                    .swap_dims(1, 2)
+                    .reshape([batch * len, c.heads * c.head_dim])
+            });
+        }
+        let x = self.final_norm(x);
+        if hidden {
+            states.push(shaped(&x));
+        }
+        let logits = to_f32(x.matmul(self.weights.head().transpose()));
+        Ok(FullOutput { logits: logits.reshape([batch, len, c.vocab]), hidden: states })
+    }
+
+    /// The embeddings `[ids, hidden]`.
+    pub(crate) fn embed(&self, ids: &[u32]) -> Tensor<2> {
+        self.weights.model.embed_tokens.weight.val().select(0, self.int(ids))
+    }
+
+    pub(crate) fn int(&self, values: &[u32]) -> Tensor<1, Int> {
+        let values: Vec<i32> = values.iter().map(|&v| v.cast_signed()).collect();
+        let len = values.len();
+        Tensor::from_data(TensorData::new(values, [len]), (&self.device, DType::I32))
+    }
+
+    pub(crate) fn rotations(&self, positions: &[u32]) -> Rotations {
+        let (cos, sin) = self.rope.at(positions);
+        let shape = [positions.len(), 1, self.config.head_dim / 2];
+        let tensor = |values: Vec<f32>| {
+            let data = TensorData::new(values, shape);
+            super::ops::from_f32(Tensor::from_data(data, &self.device), self.dtype)
+        };
+        (tensor(cos), tensor(sin))
+    }
+
+    pub(crate) fn final_norm(&self, x: Tensor<2>) -> Tensor<2> {
+        rms_norm(x, self.weights.model.norm.weight.val(), self.config.norm_eps)
+    }
+
+    /// One layer over `x` `[rows, hidden]`. `attention` gets rotated queries `[rows, heads, dim]`
+    /// and keys, values `[rows, kv_heads, dim]`, and returns `[rows, heads * dim]`.
+    pub(crate) fn layer(
+        &self,
+        index: usize,
+        adapter: Option<&Adapter>,
+        x: Tensor<2>,
+        rope: &Rotations,
+        attention: impl FnOnce(Tensor<3>, Tensor<3>, Tensor<3>) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let c = &self.config;
+        let layer = &self.weights.model.layers[index];
+        let eps = c.norm_eps;
+        let rows = x.dims()[0];
+        let project = |slot: usize, x: Tensor<2>| {
+            linear(
+                x,
+                layer.linear(slot),
+                adapter.and_then(|a| a.lora(index * LINEARS.len() + slot)),
+            )
+        };
+        let h = rms_norm(x.clone(), layer.input_layernorm.weight.val(), eps);
+        let mut q = project(0, h.clone()).reshape([rows, c.heads, c.head_dim]);
+        let mut k = project(1, h.clone()).reshape([rows, c.kv_heads, c.head_dim]);
+        let v = project(2, h).reshape([rows, c.kv_heads, c.head_dim]);
+        if let Some(norm) = &layer.self_attn.q_norm {
+            q = rms_norm(q, norm.weight.val(), eps);
+        }
+        if let Some(norm) = &layer.self_attn.k_norm {
+            k = rms_norm(k, norm.weight.val(), eps);
+        }
+        let q = rotate(q, rope.0.clone(), rope.1.clone());
+        let k = rotate(k, rope.0.clone(), rope.1.clone());
+        let x = x.add(project(3, attention(q, k, v)));
+        let h = rms_norm(x.clone(), layer.post_attention_layernorm.weight.val(), eps);
+        let gated = activation::silu(project(4, h.clone())).mul(project(5, h));
+        x.add(project(6, gated))
+    }
+
+    /// `[batch, 1, len * group, len]`, query heads of one group in consecutive rows.
+    fn causal_bias(&self, batch: usize, len: usize, mask: Option<&[bool]>) -> Tensor<4> {
+        let group = self.config.heads / self.config.kv_heads;
+        let rows = if mask.is_some() { batch } else { 1 };
+        let mut bias = Vec::with_capacity(rows * len * group * len);
+        for row in 0..rows {
+            for query in 0..len {
+                let seen = |key: usize| {
+                    key <= query && mask.is_none_or(|m| m.get(row * len + key) == Some(&true))
+                };
+                let line: Vec<f32> =
+                    (0..len).map(|key| if seen(key) { 0.0 } else { MASKED }).collect();
+                (0..group).for_each(|_| bias.extend_from_slice(&line));
+            }
+        }
+        let data = TensorData::new(bias, [rows, 1, len * group, len]);
+        Tensor::from_data(data, &self.device)
+    }
+}
+
+/// Positions of each id: its place among the unmasked ones of its row.
+fn positions(batch: usize, len: usize, mask: Option<&[bool]>) -> Vec<u32> {
+    let mut positions = Vec::with_capacity(batch * len);
+    for row in 0..batch {
+        let mut next = 0;
+        for column in 0..len {
+            let seen = mask.is_none_or(|m| m.get(row * len + column) == Some(&true));
+            positions.push(if seen { next } else { 0 });
+            next += u32::from(seen);
+        }
+    }
+    positions
+}

@@ -1,0 +1,298 @@
+//! The key-value cache of many sequences of unequal lengths, and one step over any of them: prefill,
+//! appended ids and single-id decode mix freely in a step, without padding. Rows of all feeds are
+//! packed for the linears; only the attention looks at each sequence's own past.
+
+use burn::tensor::{Tensor, TensorData};
+
+use super::{
+    adapter::Adapter,
+    decoder::{Decoder, MASKED},
+    error::ModelError,
+    ops::{attend, to_f32},
+    rows::{KvId, RowTable},
+};
+
+/// Keys and values of many sequences over one decoder, on its device.
+#[derive(Debug)]
+pub struct KvCache {
+    table: RowTable,
+    /// Per layer keys and values, `[rows, kv_heads * head_dim]` each.
+    layers: Vec<(Tensor<2>, Tensor<2>)>,
+}
+
+/// Ids to append to one sequence in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed<'a> {
+    /// The sequence; at most once in a step.
+    pub sequence: KvId,
+    /// At least one id.
+    pub ids: &'a [u32],
+    /// Whether the logits after the last id are wanted.
+    pub logits: bool,
+}
+
+/// Logits on the host, one row for each feed that asked for them, in the order of the feeds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logits {
+    values: Vec<f32>,
+    vocab: usize,
+}
+
+impl Logits {
+    /// The rows, each as long as the vocabulary.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.values.chunks_exact(self.vocab.max(1))
+    }
+
+    /// The rows, to be changed in place.
+    pub fn rows_mut(&mut self) -> impl ExactSizeIterator<Item = &mut [f32]> {
+        self.values.chunks_exact_mut(self.vocab.max(1))
+    }
+}
+
+impl KvCache {
+    /// An empty cache of at most `capacity` positions, all sequences together (a shared past counts
+    /// once). Memory is taken as it is needed.
+    pub fn new(decoder: &Decoder, capacity: usize) -> Self {
+        let c = decoder.config();
+        let empty = || {
+            let width = c.kv_heads * c.head_dim;
+            Tensor::zeros([1, width], (decoder.device(), decoder.dtype()))
+        };
+        let layers = (0..c.layers).map(|_| (empty(), empty())).collect();
+        Self { table: RowTable::new(capacity), layers }
+    }
+
+    /// A new, empty sequence.
+    pub fn open(&mut self) -> KvId {
+        self.table.open(Vec::new())
+    }
+
+    /// A new sequence with the same past, shared and not copied.
+    ///
+    /// # Errors
+    /// The sequence is not open.
+    pub fn fork(&mut self, sequence: KvId) -> Result<KvId, ModelError> {
+        let rows = self.table.rows(sequence)?.clone();
+        Ok(self.table.open(rows))
+    }
+
+    /// How many ids the sequence holds.
+    ///
+    /// # Errors
+    /// The sequence is not open.
+    pub fn len(&self, sequence: KvId) -> Result<usize, ModelError> {
+        Ok(self.table.rows(sequence)?.len())
+    }
+
+    /// Forgets all but the first `len` ids of a sequence.
+    ///
+    /// # Errors
+    /// The sequence is not open.
+    pub fn truncate(&mut self, sequence: KvId, len: usize) -> Result<(), ModelError> {
+        self.table.rows(sequence)?;
+        self.table.truncate(sequence, len);
+        Ok(())
+    }
+
+    /// Forgets a sequence. Nothing happens where it is not open.
+    pub fn close(&mut self, sequence: KvId) {
+        self.table.close(sequence);
+    }
+
+    /// Positions in use.
+    pub fn used(&self) -> usize {
+        self.table.used()
+    }
+
+    /// The most positions that it may hold.
+    pub fn capacity(&self) -> usize {
+        self.table.capacity()
+    }
+
+    /// Makes every layer at least `height` rows high.
+    fn reserve(&mut self, height: usize) {
+        for (k, v) in &mut self.layers {
+            for store in [k, v] {
+                let [rows, width] = store.dims();
+                if rows < height {
+                    let more = (height - rows).max(rows).max(256);
+                    let options = (&store.device(), store.dtype());
+                    let zeros = Tensor::zeros([more, width], options);
+                    store.inplace(|old| Tensor::cat(vec![old, zeros], 0));
+                }
+            }
+        }
+    }
+}
+
+/// Where the rows of one feed lie in the step.
+struct Placed {
+    /// First row in the packed step.
+    start: usize,
+    /// New ids.
+    count: usize,
+    /// Rows of the store, the past and the new ones.
+    rows: Vec<u32>,
+}
+
+impl Decoder {
+    /// Feeds ids to sequences, all in one pass, and returns the logits that were asked for. Either
+    /// every feed is taken or, on an error, none.
+    ///
+    /// # Errors
+    /// No feeds, an empty feed, a sequence fed twice or not open, ids outside of the vocabulary, no
+    /// room in the cache or in the model's positions, or a failing device.
+    pub fn advance(
+        &self,
+        adapter: Option<&Adapter>,
+        cache: &mut KvCache,
+        feeds: &[Feed<'_>],
+    ) -> Result<Logits, ModelError> {
+        let placed = self.place(cache, feeds)?;
+        let ids: Vec<u32> = feeds.iter().flat_map(|feed| feed.ids).copied().collect();
+        let past = |p: &Placed| p.rows.len() - p.count;
+        let position = |p: &Placed| (past(p)..p.rows.len()).map(|i| i as u32).collect::<Vec<_>>();
+        let positions: Vec<u32> = placed.iter().flat_map(position).collect();
+        let targets: Vec<u32> =
+            placed.iter().flat_map(|p| p.rows[past(p)..].iter().copied()).collect();
+        let rope = self.rotations(&positions);
+        let mut x = self.embed(&ids);
+        for index in 0..self.config().layers {
+            let (keys, values) = &mut cache.layers[index];
+            x = self.layer(index, adapter, x, &rope, |q, k, v| {
+                write_rows(keys, k, &targets);
+                write_rows(values, v, &targets);
+                self.cached_attention(q, keys, values, &placed)
+            });
+        }
+        let wanted: Vec<u32> = feeds
+            .iter()
+            .zip(&placed)
+            .filter(|(feed, _)| feed.logits)
+            .map(|(_, p)| (p.start + p.count - 1) as u32)
+            .collect();
+        let vocab = self.config().vocab;
+        if wanted.is_empty() {
+            return Ok(Logits { values: Vec::new(), vocab });
+        }
+        let x = self.final_norm(x.select(0, self.int(&wanted)));
+        let logits = to_f32(x.matmul(self.weights.head().transpose()));
+        let data = logits.try_into_data().map_err(|e| ModelError::Device(e.to_string()))?;
+        let values = data.try_into_vec::<f32>().map_err(|e| ModelError::Device(e.to_string()))?;
+        Ok(Logits { values, vocab })
+    }
+
+    /// Checks all feeds, then gives them their rows.
+    fn place(&self, cache: &mut KvCache, feeds: &[Feed<'_>]) -> Result<Vec<Placed>, ModelError> {
+        let input = |reason: &str| Err(ModelError::Input(reason.into()));
+        if feeds.is_empty() {
+            return input("a step needs at least one sequence");
+        }
+        let mut seen: Vec<KvId> = feeds.iter().map(|feed| feed.sequence).collect();
+        seen.sort_unstable();
+        if seen.windows(2).any(|pair| pair[0] == pair[1]) {
+            return input("a sequence is fed twice in one step");
+        }
+        for feed in feeds {
+            if feed.ids.is_empty() {
+                return input("a sequence is fed no ids");
+            }
+            self.check_ids(feed.ids)?;
+            self.check_len(cache.table.rows(feed.sequence)?.len() + feed.ids.len())?;
+        }
+        cache.table.room(feeds.iter().map(|feed| feed.ids.len()).sum())?;
+        let mut start = 0;
+        let mut placed = Vec::with_capacity(feeds.len());
+        for feed in feeds {
+            let count = feed.ids.len();
+            cache.table.extend(feed.sequence, count);
+            let rows = cache.table.rows(feed.sequence)?.clone();
+            placed.push(Placed { start, count, rows });
+            start += count;
+        }
+        cache.reserve(cache.table.height());
+        Ok(placed)
+    }
+
+    /// Attention of each feed's new rows over its own past and itself. Feeds of one id go in one
+    /// padded batch, longer ones one by one.
+    fn cached_attention(
+        &self,
+        q: Tensor<3>,
+        keys: &Tensor<2>,
+        values: &Tensor<2>,
+        placed: &[Placed],
+    ) -> Tensor<2> {
+        let c = self.config();
+        let width = c.heads * c.head_dim;
+        let mut parts: Vec<Tensor<2>> = Vec::new();
+        let mut at = 0;
+        while at < placed.len() {
+            let single = placed[at..].iter().take_while(|p| p.count == 1).count();
+            let feeds = &placed[at..at + single.max(1)];
+            let rows: usize = feeds.iter().map(|p| p.count).sum();
+            let start = feeds[0].start;
+            let q = q.clone().slice([start..start + rows, 0..c.heads, 0..c.head_dim]);
+            parts.push(self.attend_over(q, keys, values, feeds).reshape([rows, width]));
+            at += feeds.len();
+        }
+        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
+    }
+
+    /// Feeds of equal counts as one batch, padded at the right to the longest sequence.
+    fn attend_over(
+        &self,
+        q: Tensor<3>,
+        keys: &Tensor<2>,
+        values: &Tensor<2>,
+        feeds: &[Placed],
+    ) -> Tensor<4> {
+        let c = self.config();
+        let (batch, count) = (feeds.len(), feeds[0].count);
+        let group = c.heads / c.kv_heads;
+        let longest = feeds.iter().map(|p| p.rows.len()).max().unwrap_or(0);
+        let mut index = Vec::with_capacity(batch * longest);
+        let mut bias = Vec::with_capacity(batch * count * group * longest);
+        for feed in feeds {
+            index.extend_from_slice(&feed.rows);
+            index.resize(index.len() + longest - feed.rows.len(), 0);
+            for query in 0..count {
+                let seen = feed.rows.len() - count + query + 1;
+                for _ in 0..group {
+                    bias.resize(bias.len() + seen, 0.0);
+                    bias.resize(bias.len() + longest - seen, MASKED);
+                }
+            }
+        }
+        let index = self.int(&index);
+        let gather = |store: &Tensor<2>| {
+            let rows = store.clone().select(0, index.clone());
+            rows.reshape([batch, longest, c.kv_heads, c.head_dim]).swap_dims(1, 2)
+        };
+        let bias = TensorData::new(bias, [batch, 1, count * group, longest]);
+        let bias = Tensor::from_data(bias, self.device());
+        let q = q
+            .reshape([batch, count, c.kv_heads, group * c.head_dim])
+            .swap_dims(1, 2)
+            .reshape([batch, c.kv_heads, count * group, c.head_dim]);
+        attend(q, gather(keys), gather(values), Some(bias))
+            .reshape([batch, c.kv_heads, count, group * c.head_dim])
+            .swap_dims(1, 2)
+    }
+}
+
+/// Writes `[rows, heads, dim]` to the rows `targets` of a store, run by run.
+fn write_rows(store: &mut Tensor<2>, values: Tensor<3>, targets: &[u32]) {
+    let [count, heads, dim] = values.dims();
+    let width = heads * dim;
+    let values = values.reshape([count, width]);
+    let mut from = 0;
+    while from < count {
+        let first = targets[from] as usize;
+        let run = (from..count).take_while(|&i| targets[i] as usize == first + i - from).count();
+        let part = values.clone().slice([from..from + run, 0..width]);
+        store.inplace(|old| old.slice_assign([first..first + run, 0..width], part));
+        from += run;
+    }
+}

@@ -1,0 +1,73 @@
+//! The decoder's building blocks on Burn tensors, the same for every device, with or without
+//! gradients. Rounding follows transformers: norms and softmax in f32, the rest in the model's type.
+
+use burn::tensor::{DType, Tensor, activation};
+
+use super::{adapter::Lora, weights::Linear};
+
+/// RMS norm over the last dimension; `weight` is `[width]`.
+pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+    let dtype = x.dtype();
+    let x = to_f32(x);
+    let mean = x.clone().square().mean_dim(D - 1);
+    let x = x.mul(mean.add_scalar(eps).sqrt().recip());
+    from_f32(x, dtype).mul(weight.unsqueeze())
+}
+
+/// `x Wᵀ + b`, plus the adapter's low-rank part; `x` is `[rows, in]`.
+pub(crate) fn linear(x: Tensor<2>, linear: &Linear, lora: Option<(&Lora, f32)>) -> Tensor<2> {
+    let low = lora.map(|(lora, scale)| low_rank(x.clone(), lora, scale));
+    let mut y = x.matmul(linear.weight.val().transpose());
+    if let Some(bias) = &linear.bias {
+        y = y.add(bias.val().unsqueeze());
+    }
+    match low {
+        None => y,
+        Some(low) => {
+            let dtype = y.dtype();
+            y.add(from_f32(low, dtype))
+        }
+    }
+}
+
+fn low_rank(x: Tensor<2>, lora: &Lora, scale: f32) -> Tensor<2> {
+    let inner = to_f32(x).matmul(lora.lora_a.val().transpose()).mul_scalar(scale);
+    inner.matmul(lora.lora_b.val().transpose())
+}
+
+/// Rotates pairs `(i, i + head_dim / 2)`; `x` is `[rows, heads, head_dim]`, `cos` and `sin` are
+/// `[rows, 1, head_dim / 2]`.
+pub(crate) fn rotate(x: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<3> {
+    let [rows, heads, dim] = x.dims();
+    let half = dim / 2;
+    let low = x.clone().slice([0..rows, 0..heads, 0..half]);
+    let high = x.slice([0..rows, 0..heads, half..dim]);
+    let rotated_low = low.clone().mul(cos.clone()).sub(high.clone().mul(sin.clone()));
+    let rotated_high = high.mul(cos).add(low.mul(sin));
+    Tensor::cat(vec![rotated_low, rotated_high], 2)
+}
+
+/// Softmax attention of `q` `[batch, heads, rows, dim]` over `k` and `v` `[batch, heads, keys, dim]`
+/// plus `bias` (0 or hugely negative), broadcast to `[batch, heads, rows, keys]`.
+pub(crate) fn attend(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    bias: Option<Tensor<4>>,
+) -> Tensor<4> {
+    let dtype = q.dtype();
+    let scale = 1.0 / (q.dims()[3] as f64).sqrt();
+    let mut scores = to_f32(q.matmul(k.swap_dims(2, 3))).mul_scalar(scale);
+    if let Some(bias) = bias {
+        scores = scores.add(bias);
+    }
+    from_f32(activation::softmax(scores, 3), dtype).matmul(v)
+}
+
+pub(crate) fn to_f32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.dtype() == DType::F32 { x } else { x.cast(DType::F32) }
+}
+
+pub(crate) fn from_f32<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
+    if dtype == DType::F32 { x } else { x.cast(dtype) }
+}

@@ -1,0 +1,55 @@
+//! Which linears an adapter targets, read as PEFT reads `target_modules`: `all-linear`, a list of
+//! module names (a whole path or its end), or one regex that matches a whole path.
+
+use regex::Regex;
+
+use super::{error::ModelError, weights::LinearInfo};
+
+/// PEFT's `target_modules`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetModules {
+    /// Every linear but the output head.
+    AllLinear,
+    /// Module names: `up_proj` matches every path that ends in `.up_proj`.
+    Names(Vec<String>),
+    /// A regex that must match the whole path inside of the base model.
+    Pattern(String),
+}
+
+impl TargetModules {
+    /// For each linear, whether it is targeted.
+    ///
+    /// # Errors
+    /// A pattern that is no regex, a listed name without a linear, or nothing targeted.
+    pub fn select(&self, linears: &[LinearInfo]) -> Result<Vec<bool>, ModelError> {
+        let hits: Vec<bool> = match self {
+            Self::AllLinear => vec![true; linears.len()],
+            Self::Names(names) => {
+                for name in names {
+                    if !linears.iter().any(|linear| ends_with_name(&linear.path, name)) {
+                        let reason = format!("target_modules: no linear is called {name:?}");
+                        return Err(ModelError::Adapter(reason));
+                    }
+                }
+                let hit = |l: &LinearInfo| names.iter().any(|name| ends_with_name(&l.path, name));
+                linears.iter().map(hit).collect()
+            }
+            Self::Pattern(pattern) => {
+                let whole = Regex::new(&format!(r"\A(?:{pattern})\z")).map_err(|e| {
+                    let cause = e.to_string();
+                    let cause = cause.lines().last().unwrap_or_default();
+                    ModelError::Adapter(format!("target_modules: not a regex: {cause}"))
+                })?;
+                linears.iter().map(|linear| whole.is_match(&linear.path)).collect()
+            }
+        };
+        if hits.contains(&true) {
+            return Ok(hits);
+        }
+        Err(ModelError::Adapter(format!("target_modules: {self:?} matches no linear of the model")))
+    }
+}
+
+fn ends_with_name(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
