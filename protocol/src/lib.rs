@@ -6,12 +6,23 @@
 
 pub mod digest;
 pub mod episode;
+pub mod frame;
 pub mod lease;
+pub mod manifest;
+pub mod message;
 pub mod noise_key;
 pub mod trace;
+pub mod wire;
 
 pub use digest::{ActorId, Digest, EpisodeId, PolicyDigest, RunId, StreamHasher};
 pub use episode::{Episode, EpisodeEnd, FinishReason, Span};
+pub use frame::PROTOCOL_VERSION;
 pub use lease::{Lease, LeaseId, Sampling, Split, Task};
+pub use manifest::{AdapterManifest, Assembly, ManifestError};
+pub use message::{
+    AckOutcome, ComputeDtype, Fetch, FromActor, FromLearner, Hello, LeaseAttempt, ModelDigests,
+    OnMalformed, RefusalCode, Refused, RunSettings, Welcome,
+};
 pub use noise_key::NoiseKey;
 pub use trace::{CallKind, ParsedCall, TraceChain, TraceRow};
+pub use wire::WireError;
