@@ -1,0 +1,48 @@
+//! How a program ends when it cannot go on: whose fault it is decides the exit status.
+
+use std::{fmt, process::ExitCode};
+
+/// Why the program stops.
+#[derive(Debug)]
+pub enum Failure {
+    /// The user can mend it: a wrong path, field, device, port. Exit status 2.
+    Mistake(String),
+    /// Something broke while running. Exit status 1.
+    Fault(String),
+    /// The user asked it to stop. Exit status 130, as shells report an interrupt.
+    Interrupted(String),
+}
+
+impl Failure {
+    /// A mistake, from any error that says what is wrong and what to do.
+    pub fn mistake(error: impl fmt::Display) -> Self {
+        Self::Mistake(error.to_string())
+    }
+
+    /// A fault, from any error.
+    pub fn fault(error: impl fmt::Display) -> Self {
+        Self::Fault(error.to_string())
+    }
+
+    /// Prints the one line and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        let (status, text) = match self {
+            Self::Mistake(text) => (2, format!("error: {text}")),
+            Self::Fault(text) => (1, format!("error: {text}")),
+            Self::Interrupted(text) => (130, text.clone()),
+        };
+        // One line, whatever a library put into its message.
+        eprintln!("{}", text.replace('\n', " "));
+        ExitCode::from(status)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mistake(text) | Self::Fault(text) | Self::Interrupted(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
