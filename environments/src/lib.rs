@@ -1,3 +1,44 @@
 //! Tool environments: what an episode is played in, the recorder of its trusted trace, and replay.
 //!
-//! Nothing here talks to a learner.
+//! The way of one episode: a recipe's `environment` section is parsed into an [`EnvironmentSpec`],
+//! which opens an [`Environment`] for each episode. A [`Recorder`] resets it, takes the policy's calls
+//! one by one, decides what becomes of each ([`arguments`] holds the one coercion table), writes the
+//! hash-chained rows that neither the environment nor the policy can write to, and ends with a
+//! [`Recording`]. [`check_trace`] and [`replay`] are how a learner re-checks one without trusting who
+//! made it.
+//!
+//! A tool's error is an observation, part of the game. A [`Fault`] is the environment breaking: it
+//! voids the episode, which is never scored.
+//!
+//! Built-in games are [`Simulation`]s, pure and deterministic; [`Simulated`] is the one adapter that
+//! makes an [`Environment`] of them. Nothing here talks to a learner.
+
+pub mod arguments;
+pub mod check;
+pub mod draws;
+pub mod environment;
+pub mod fault;
+mod fields;
+pub mod guess;
+pub mod limits;
+pub mod play;
+pub mod probe;
+pub mod recorder;
+pub mod replay;
+pub mod simulation;
+pub mod spec;
+pub mod text;
+pub mod tool;
+
+pub use check::{TraceError, check_trace};
+pub use environment::{Description, Determinism, Environment, Reply, Score};
+pub use fault::{Fault, Raised};
+pub use fields::SpecError;
+pub use limits::Limits;
+pub use play::{Move, play};
+pub use probe::{ProbeReport, probe};
+pub use recorder::{CallPermit, EpisodeKey, Recorder, Recording};
+pub use replay::{Claim, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay};
+pub use simulation::{Simulated, Simulation};
+pub use spec::{Blueprint, EnvironmentSpec};
+pub use tool::ToolSpec;

@@ -1,0 +1,111 @@
+//! What an episode talks to, wherever it runs: in this process, in a child process, behind a socket.
+//!
+//! Methods may block; whoever must not wait calls them from a thread of its own. An environment is
+//! opened for one episode and dropped after it: dropping is closing.
+
+use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
+
+use protocol::Task;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{Fault, Raised, ToolSpec};
+
+/// Whether a learner can play an episode again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Determinism {
+    /// Task, seed and calls decide every observation: replay must give the same rows.
+    Deterministic,
+    /// What happened is only known from its recording.
+    Recorded,
+}
+
+impl fmt::Display for Determinism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Deterministic => "deterministic",
+            Self::Recorded => "recorded",
+        })
+    }
+}
+
+/// What an environment says about itself. Stays the same for as long as it is open.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// Its name, for messages.
+    pub name: String,
+    /// Changes whenever the same task, seed and calls could give other rows.
+    pub version: String,
+    /// Its tools, in the order in which the policy is shown them.
+    pub tools: Vec<ToolSpec>,
+    /// Every milestone that it can ever set, in order. At most 64 of at most 64 bytes.
+    pub milestones: Vec<String>,
+    /// The bounds of its reward.
+    pub reward_range: RangeInclusive<f64>,
+    /// Whether replay is possible.
+    pub determinism: Determinism,
+}
+
+/// What became of a call that ran.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reply {
+    /// The tool's text, or its error.
+    pub result: Result<String, Raised>,
+    /// All milestones reached so far in this episode; the recorder finds the new ones.
+    pub reached: Vec<String>,
+    /// Whether the episode has ended.
+    pub done: bool,
+}
+
+/// What an episode was worth to its environment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Score {
+    /// Finite, within [`Description::reward_range`].
+    pub reward: f64,
+    /// Strict success: the task is solved, nothing less.
+    pub success: bool,
+    /// Every declared milestone and whether it was reached.
+    pub milestones: BTreeMap<String, bool>,
+}
+
+impl Score {
+    /// A score over the declared milestones.
+    pub fn new<'a>(
+        reward: f64,
+        success: bool,
+        declared: impl IntoIterator<Item = &'a str>,
+        reached: impl Fn(&str) -> bool,
+    ) -> Self {
+        let milestones =
+            declared.into_iter().map(|name| (name.to_owned(), reached(name))).collect();
+        Self { reward, success, milestones }
+    }
+}
+
+/// A tool environment.
+pub trait Environment: Send {
+    /// What it is.
+    fn describe(&self) -> &Description;
+
+    /// Starts an episode and forgets every earlier one.
+    ///
+    /// Returns the text that the policy is shown after the task's prompt, if any.
+    ///
+    /// # Errors
+    /// A fault: the row does not fit, or the environment broke.
+    fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault>;
+
+    /// Runs a tool that it has, with arguments that fit the tool's schema. What the call changed
+    /// counts, even where it raised.
+    ///
+    /// # Errors
+    /// A fault. A tool's own error is no fault: it is in the reply.
+    fn call(&mut self, tool: &str, arguments: &Map<String, Value>) -> Result<Reply, Fault>;
+
+    /// The score of the episode so far.
+    ///
+    /// # Errors
+    /// A fault.
+    fn score(&mut self) -> Result<Score, Fault>;
+}

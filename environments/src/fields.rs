@@ -1,0 +1,133 @@
+//! Reads settings out of JSON objects, so that every mistake names its field and a remedy.
+
+use std::{collections::BTreeSet, ops::RangeInclusive};
+
+use protocol::Task;
+use serde_json::{Map, Value};
+
+/// A setting that cannot be: one line with the field and the remedy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// A value of the wrong type or out of bounds.
+    #[error("{field} must be {expected}, not {found}")]
+    Value {
+        /// Path of the field, as `environment.n`.
+        field: String,
+        /// What it must be.
+        expected: String,
+        /// What it is, clipped.
+        found: String,
+    },
+    /// A required field is absent.
+    #[error("{field} is missing: set it to {expected}")]
+    Missing {
+        /// Path of the field.
+        field: String,
+        /// What it must be.
+        expected: String,
+    },
+    /// A field that nobody reads.
+    #[error("{field} is unknown: remove it or use one of {known}")]
+    UnknownField {
+        /// Path of the field, clipped.
+        field: String,
+        /// The fields that there are, joined by commas.
+        known: String,
+    },
+    /// The task's fields are not a JSON object.
+    #[error("the task object cannot be read: {reason}; make it a JSON object")]
+    NotAnObject {
+        /// What the JSON reader said.
+        reason: String,
+    },
+}
+
+/// A JSON value for a message: at most 60 characters.
+pub(crate) fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 {
+        return text;
+    }
+    text.chars().take(57).chain("...".chars()).collect()
+}
+
+/// Reads the fields of one object and remembers which are known.
+pub(crate) struct Fields<'a> {
+    path: &'a str,
+    object: &'a Map<String, Value>,
+    known: BTreeSet<&'static str>,
+}
+
+impl<'a> Fields<'a> {
+    /// The fields of `object`, which is found at `path` in the recipe or row.
+    pub(crate) fn new(path: &'a str, object: &'a Map<String, Value>) -> Self {
+        Self { path, object, known: BTreeSet::new() }
+    }
+
+    fn get(&mut self, key: &'static str) -> Option<&'a Value> {
+        self.known.insert(key);
+        self.object.get(key)
+    }
+
+    fn wrong(&self, key: &str, expected: String, found: &Value) -> SpecError {
+        SpecError::Value { field: format!("{}.{key}", self.path), expected, found: shown(found) }
+    }
+
+    /// An integer within bounds; `default` where the field is absent.
+    pub(crate) fn integer(
+        &mut self,
+        key: &'static str,
+        default: u64,
+        bounds: RangeInclusive<u64>,
+    ) -> Result<u64, SpecError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(value) => value.as_u64().filter(|n| bounds.contains(n)).ok_or_else(|| {
+                let expected = format!("an integer from {} to {}", bounds.start(), bounds.end());
+                self.wrong(key, expected, value)
+            }),
+        }
+    }
+
+    /// A non-empty text.
+    pub(crate) fn text(&mut self, key: &'static str, expected: &str) -> Result<&'a str, SpecError> {
+        match self.get(key) {
+            None => Err(SpecError::Missing {
+                field: format!("{}.{key}", self.path),
+                expected: expected.into(),
+            }),
+            Some(Value::String(text)) if !text.is_empty() => Ok(text),
+            Some(value) => Err(self.wrong(key, expected.into(), value)),
+        }
+    }
+
+    /// A nested object; an empty one where the field is absent.
+    pub(crate) fn object(
+        &mut self,
+        key: &'static str,
+    ) -> Result<Option<&'a Map<String, Value>>, SpecError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(object)),
+            Some(value) => Err(self.wrong(key, "an object".into(), value)),
+        }
+    }
+
+    /// Refuses fields that were not asked for.
+    pub(crate) fn refuse_others(self) -> Result<(), SpecError> {
+        match self.object.keys().find(|key| !self.known.contains(key.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(SpecError::UnknownField {
+                field: format!("{}.{}", self.path, key.chars().take(60).collect::<String>()),
+                known: self.known.into_iter().collect::<Vec<_>>().join(", "),
+            }),
+        }
+    }
+}
+
+/// The task object of a row.
+pub(crate) fn task_fields(task: &Task) -> Result<Map<String, Value>, SpecError> {
+    serde_json::from_str(&task.fields)
+        .map_err(|error| SpecError::NotAnObject { reason: error.to_string() })
+}

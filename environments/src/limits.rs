@@ -1,0 +1,54 @@
+//! Bounds that the recorder holds an environment and a policy to.
+
+use serde_json::{Map, Value, json};
+
+use crate::{SpecError, fields::Fields};
+
+/// Bounds on one episode's calls and texts, in the recipe under `environment.limits`.
+///
+/// Characters are Unicode scalar values. The upper bounds keep every row inside what a frame may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Calls of one turn that may run; later ones are recorded as over the limit. 1 to 64.
+    pub calls_per_turn: u32,
+    /// Characters of one observation, the mark of a cut included. 64 to 65,536.
+    pub observation_chars: usize,
+    /// Characters of the reset text, the mark of a cut included. 64 to 65,536.
+    pub reset_chars: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { calls_per_turn: 8, observation_chars: 8192, reset_chars: 16_384 }
+    }
+}
+
+impl Limits {
+    /// Reads `environment.limits`; absent fields keep their default.
+    ///
+    /// # Errors
+    /// A field that is unknown, of the wrong type or out of bounds.
+    pub fn parse(object: &Map<String, Value>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        let mut fields = Fields::new("environment.limits", object);
+        let calls = fields.integer("calls_per_turn", default.calls_per_turn.into(), 1..=64)?;
+        let observation =
+            fields.integer("observation_chars", default.observation_chars as u64, 64..=65_536)?;
+        let reset = fields.integer("reset_chars", default.reset_chars as u64, 64..=65_536)?;
+        fields.refuse_others()?;
+        Ok(Self {
+            calls_per_turn: u32::try_from(calls).unwrap_or(default.calls_per_turn),
+            observation_chars: usize::try_from(observation).unwrap_or(default.observation_chars),
+            reset_chars: usize::try_from(reset).unwrap_or(default.reset_chars),
+        })
+    }
+
+    /// All fields as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "calls_per_turn": self.calls_per_turn,
+            "observation_chars": self.observation_chars,
+            "reset_chars": self.reset_chars,
+        })
+    }
+}

@@ -1,0 +1,268 @@
+//! The recipe's `environment` section: parsed, checked, opened; and the registry of what there is.
+//!
+//! ```
+//! let section = serde_json::json!({"name": "guess", "n": 8, "max_turns": 3});
+//! let spec = environments::EnvironmentSpec::parse(&section)?;
+//! assert_eq!(spec.tools()?[0].name, "guess");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::{collections::BTreeSet, fmt, sync::Arc};
+
+use protocol::{Digest, Task, TraceRow};
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use crate::{
+    Description, Environment, Fault, Limits, Score, SpecError, ToolSpec,
+    fields::{Fields, shown},
+    guess, recorder,
+};
+
+/// A configured environment that is not open yet. The registry makes one from a recipe's section.
+pub trait Blueprint: fmt::Debug + Send + Sync {
+    /// The name that recipes use.
+    fn name(&self) -> &str;
+
+    /// Changes whenever the same task, seed and calls could give other rows.
+    fn version(&self) -> String;
+
+    /// All settings with their defaults filled in, without `name` and `limits`.
+    fn settings(&self) -> Map<String, Value>;
+
+    /// Whether a dataset row fits.
+    ///
+    /// # Errors
+    /// The first field that does not.
+    fn check_task(&self, task: &Task) -> Result<(), SpecError>;
+
+    /// Opens it for one episode.
+    ///
+    /// # Errors
+    /// A fault.
+    fn open(&self) -> Result<Box<dyn Environment>, Fault>;
+
+    /// The score as a function of the milestones that a trace holds, where they decide it.
+    fn score(&self, reached: &BTreeSet<&str>) -> Option<Score>;
+}
+
+/// Makes a blueprint from the settings of a section, `name` and `limits` already read.
+type Parse = fn(&mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError>;
+
+/// What there is, by name.
+const REGISTRY: [(&str, Parse); 1] = [(guess::NAME, guess::parse)];
+
+/// An environment as a recipe asks for it.
+#[derive(Clone, Debug)]
+pub struct EnvironmentSpec {
+    blueprint: Arc<dyn Blueprint>,
+    limits: Limits,
+}
+
+impl EnvironmentSpec {
+    /// Reads a recipe's `environment` section: `name`, the settings of the environment of that name,
+    /// and `limits` ([`Limits`]).
+    ///
+    /// # Errors
+    /// The first mistake, with its field and remedy: an unknown name or field, a value of the wrong
+    /// type or out of bounds.
+    pub fn parse(section: &Value) -> Result<Self, SpecError> {
+        let Value::Object(object) = section else {
+            return Err(SpecError::Value {
+                field: "environment".into(),
+                expected: "an object with a name".into(),
+                found: shown(section),
+            });
+        };
+        let names: Vec<String> = Self::names().map(|name| format!("{name:?}")).collect();
+        let expected = format!("one of {}", names.join(", "));
+        let mut fields = Fields::new("environment", object);
+        let name = fields.text("name", &expected)?;
+        let Some((_, parse)) = REGISTRY.iter().find(|(known, _)| *known == name) else {
+            return Err(SpecError::Value {
+                field: "environment.name".into(),
+                expected,
+                found: shown(&name.into()),
+            });
+        };
+        let limits = match fields.object("limits")? {
+            None => Limits::default(),
+            Some(object) => Limits::parse(object)?,
+        };
+        let blueprint = parse(&mut fields)?;
+        fields.refuse_others()?;
+        Ok(Self { blueprint, limits })
+    }
+
+    /// An environment that is not in the registry, for programs that bring their own.
+    pub fn custom(blueprint: Arc<dyn Blueprint>, limits: Limits) -> Self {
+        Self { blueprint, limits }
+    }
+
+    /// The names that recipes can use.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        REGISTRY.iter().map(|(name, _)| *name)
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.blueprint.name()
+    }
+
+    /// The bounds on calls and texts.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The section with every default filled in; [`EnvironmentSpec::parse`] reads it back.
+    pub fn to_json(&self) -> Value {
+        let mut object = Map::new();
+        object.insert("name".into(), self.name().into());
+        object.extend(self.blueprint.settings());
+        object.insert("limits".into(), self.limits.to_json());
+        Value::Object(object)
+    }
+
+    /// Names everything that decides an episode besides task, seed and calls: settings, limits, the
+    /// environment's version and the recorder's format. Two sides must agree on it.
+    pub fn digest(&self) -> Digest {
+        let section = self.to_json().to_string();
+        let version = self.blueprint.version();
+        Digest::of_parts(
+            "rollcall-environment-v1",
+            &[section.as_bytes(), version.as_bytes(), recorder::FORMAT.as_bytes()],
+        )
+    }
+
+    /// Opens it for one episode.
+    ///
+    /// # Errors
+    /// A fault. Built-in environments have none here.
+    pub fn open(&self) -> Result<Box<dyn Environment>, Fault> {
+        self.blueprint.open()
+    }
+
+    /// What it says about itself.
+    ///
+    /// # Errors
+    /// As [`EnvironmentSpec::open`].
+    pub fn describe(&self) -> Result<Description, Fault> {
+        Ok(self.open()?.describe().clone())
+    }
+
+    /// Its tools, in the order in which the policy is shown them.
+    ///
+    /// # Errors
+    /// As [`EnvironmentSpec::open`].
+    pub fn tools(&self) -> Result<Vec<ToolSpec>, Fault> {
+        self.describe().map(|description| description.tools)
+    }
+
+    /// Whether a dataset row fits, before anything is played.
+    ///
+    /// # Errors
+    /// The first field that does not, with a remedy.
+    pub fn check_task(&self, task: &Task) -> Result<(), SpecError> {
+        self.blueprint.check_task(task)
+    }
+
+    /// The score that a checked trace stands for, from its milestones alone; nothing where the
+    /// environment's score depends on more than those.
+    pub fn score_trace(&self, rows: &[TraceRow]) -> Option<Score> {
+        let reached = rows.iter().flat_map(|row| row.milestones.iter().map(String::as_str));
+        self.blueprint.score(&reached.collect())
+    }
+}
+
+impl PartialEq for EnvironmentSpec {
+    fn eq(&self, other: &Self) -> bool {
+        self.digest() == other.digest()
+    }
+}
+
+impl Serialize for EnvironmentSpec {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
+    }
+}
+
+impl fmt::Display for EnvironmentSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_json().fmt(f)
+    }
+}
+
+/// The settings object of a blueprint.
+pub(crate) fn settings(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn error(section: Value) -> String {
+        EnvironmentSpec::parse(&section).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn mistakes_name_the_field_and_a_remedy() {
+        for (section, message) in [
+            (json!([]), "environment must be an object with a name, not []"),
+            (json!({}), r#"environment.name is missing: set it to one of "guess""#),
+            (json!({"name": 3}), r#"environment.name must be one of "guess", not 3"#),
+            (json!({"name": "wordle"}), r#"environment.name must be one of "guess", not "wordle""#),
+            (
+                json!({"name": "guess", "m": 1}),
+                "environment.m is unknown: remove it or use one of limits, max_turns, n, name",
+            ),
+            (
+                json!({"name": "guess", "n": 0}),
+                "environment.n must be an integer from 1 to 1000000, not 0",
+            ),
+            (
+                json!({"name": "guess", "n": "8"}),
+                "environment.n must be an integer from 1 to 1000000, not \"8\"",
+            ),
+            (
+                json!({"name": "guess", "n": 8.0}),
+                "environment.n must be an integer from 1 to 1000000, not 8.0",
+            ),
+            (
+                json!({"name": "guess", "max_turns": -1}),
+                "environment.max_turns must be an integer from 1 to 100, not -1",
+            ),
+            (
+                json!({"name": "guess", "limits": {"calls": 1}}),
+                "environment.limits.calls is unknown: remove it or use one of calls_per_turn, \
+                 observation_chars, reset_chars",
+            ),
+            (
+                json!({"name": "guess", "limits": {"observation_chars": 1}}),
+                "environment.limits.observation_chars must be an integer from 64 to 65536, not 1",
+            ),
+            (json!({"name": "guess", "limits": 1}), "environment.limits must be an object, not 1"),
+        ] {
+            assert_eq!(error(section), message);
+        }
+        let long = error(json!({"name": "x".repeat(10_000)}));
+        assert!(long.len() < 200, "{long}");
+    }
+
+    #[test]
+    fn defaults_are_filled_in_and_read_back() {
+        let spec = EnvironmentSpec::parse(&json!({"name": "guess"})).expect("parses");
+        assert_eq!(
+            spec.to_string(),
+            r#"{"name":"guess","n":8,"max_turns":3,"limits":{"calls_per_turn":8,"observation_chars":8192,"reset_chars":16384}}"#
+        );
+        assert_eq!(EnvironmentSpec::parse(&spec.to_json()), Ok(spec.clone()));
+        let other = json!({"name": "guess", "limits": {"calls_per_turn": 1}});
+        assert_ne!(EnvironmentSpec::parse(&other).map(|other| other.digest()), Ok(spec.digest()));
+    }
+}
