@@ -1,1 +1,4 @@
 //! The learner: leases, audit, advantages, losses, training, broadcast and the files of a run.
+
+pub mod advantage;
+pub mod loss;
