@@ -6,13 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use protocol::{CallKind, TraceRow};
+use protocol::{CallKind, CallPermit, TraceRow};
 
-use crate::{
-    Claim, Description, EpisodeKey, Limits, RecordedCall,
-    recorder::{CallPermit, refusal},
-    text,
-};
+use crate::{Claim, Description, EpisodeKey, Limits, RecordedCall, recorder::refusal, text};
 
 /// The first inconsistency of a trace. `row` counts from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -30,6 +30,8 @@ pub mod spec;
 pub mod text;
 pub mod tool;
 
+pub use protocol::CallPermit;
+
 pub use check::{TraceError, check_trace};
 pub use environment::{Description, Determinism, Environment, Reply, Score};
 pub use fault::{Fault, Raised};
@@ -37,7 +39,7 @@ pub use fields::SpecError;
 pub use limits::Limits;
 pub use play::{Move, play};
 pub use probe::{ProbeReport, probe};
-pub use recorder::{CallPermit, EpisodeKey, Recorder, Recording};
+pub use recorder::{EpisodeKey, Recorder, Recording};
 pub use replay::{Claim, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay};
 pub use simulation::{Simulated, Simulation};
 pub use spec::{Blueprint, EnvironmentSpec};

@@ -17,7 +17,9 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use protocol::{CallKind, Digest, Lease, LeaseId, ParsedCall, RunId, Task, TraceChain, TraceRow};
+use protocol::{
+    CallKind, CallPermit, Digest, Lease, LeaseId, ParsedCall, RunId, Task, TraceChain, TraceRow,
+};
 use serde_json::{Map, Value};
 
 use crate::{Description, Environment, Fault, Limits, Score, ToolSpec, arguments, text, tool};
@@ -49,15 +51,6 @@ impl EpisodeKey<'_> {
     pub fn chain(&self, reset_text: &str) -> TraceChain {
         TraceChain::start(&self.run, self.lease, &self.task.id, self.seed, reset_text)
     }
-}
-
-/// Whether the caller lets a call run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CallPermit {
-    /// It may.
-    Run,
-    /// A limit of the caller's forbids it: recorded, not run.
-    OverLimit,
 }
 
 /// A finished episode's trace and score. Equal recordings are the same episode.

@@ -2,3 +2,4 @@
 
 pub mod advantage;
 pub mod loss;
+pub mod reward;

@@ -21,19 +21,8 @@
 //!
 //! Where several apply, the order is: cut generation, no call, malformed, rounds, budget, done.
 
-use protocol::{EpisodeEnd, FinishReason, ParsedCall};
+use protocol::{CallPermit, EpisodeEnd, FinishReason, OnMalformed, ParsedCall};
 use serde::{Deserialize, Serialize};
-
-/// What a malformed tool-call block does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnMalformed {
-    /// The policy is shown what is wrong and goes on.
-    #[default]
-    Observe,
-    /// The episode ends, and no call of that turn runs.
-    End,
-}
 
 /// The limits of every episode of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,20 +35,11 @@ pub struct EpisodeLimits {
     pub on_malformed: OnMalformed,
 }
 
-/// Whether a call may run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Permit {
-    /// It runs, if it is well formed and its tool exists.
-    Run,
-    /// A limit forbids it: it is recorded, not executed.
-    OverLimit,
-}
-
 /// What follows from one generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TurnPlan {
     /// One permit a call, in order. Empty where the turn makes no calls.
-    pub permits: Vec<Permit>,
+    pub permits: Vec<CallPermit>,
     /// Set when the episode ends with this turn, whatever its calls answer.
     pub end: Option<EpisodeEnd>,
 }
@@ -118,7 +98,7 @@ impl EpisodeScript {
         } else {
             None
         };
-        let permit = if end.is_some() { Permit::OverLimit } else { Permit::Run };
+        let permit = if end.is_some() { CallPermit::OverLimit } else { CallPermit::Run };
         TurnPlan { permits: vec![permit; calls.len()], end }
     }
 
@@ -165,7 +145,7 @@ mod tests {
         ParsedCall::Malformed { raw: "{".into(), reason: "not JSON".into() }
     }
 
-    fn plan(permits: &[Permit], end: Option<EpisodeEnd>) -> TurnPlan {
+    fn plan(permits: &[CallPermit], end: Option<EpisodeEnd>) -> TurnPlan {
         TurnPlan { permits: permits.to_vec(), end }
     }
 
@@ -175,11 +155,11 @@ mod tests {
         for turn in 0..2 {
             assert_eq!(script.next_turn(), turn);
             let got = script.turn(FinishReason::Stop, 5, &[call()], 4);
-            assert_eq!(got, plan(&[Permit::Run], None));
+            assert_eq!(got, plan(&[CallPermit::Run], None));
             assert_eq!(script.observe(false, 6), None);
         }
         let got = script.turn(FinishReason::Stop, 5, &[call(), call()], 4);
-        assert_eq!(got, plan(&[Permit::OverLimit; 2], Some(EpisodeEnd::Turns)));
+        assert_eq!(got, plan(&[CallPermit::OverLimit; 2], Some(EpisodeEnd::Turns)));
     }
 
     #[test]
@@ -195,9 +175,9 @@ mod tests {
             let mut script = EpisodeScript::new(limits(2, 10));
             script.turn(FinishReason::Stop, 5, &[call()], framing)
         };
-        assert_eq!(turn(4), plan(&[Permit::Run], None));
-        assert_eq!(turn(5), plan(&[Permit::OverLimit], Some(EpisodeEnd::Length)));
-        assert_eq!(turn(usize::MAX), plan(&[Permit::OverLimit], Some(EpisodeEnd::Length)));
+        assert_eq!(turn(4), plan(&[CallPermit::Run], None));
+        assert_eq!(turn(5), plan(&[CallPermit::OverLimit], Some(EpisodeEnd::Length)));
+        assert_eq!(turn(usize::MAX), plan(&[CallPermit::OverLimit], Some(EpisodeEnd::Length)));
     }
 
     #[test]
@@ -213,7 +193,7 @@ mod tests {
     fn a_stop_on_the_last_id_of_the_budget_is_a_turn_whose_calls_do_not_run() {
         let mut script = EpisodeScript::new(limits(2, 5));
         let got = script.turn(FinishReason::Stop, 5, &[call()], 0);
-        assert_eq!(got, plan(&[Permit::OverLimit], Some(EpisodeEnd::Length)));
+        assert_eq!(got, plan(&[CallPermit::OverLimit], Some(EpisodeEnd::Length)));
         let mut script = EpisodeScript::new(limits(2, 5));
         assert_eq!(script.turn(FinishReason::Stop, 5, &[], 0), plan(&[], Some(EpisodeEnd::NoCall)));
     }
@@ -224,13 +204,13 @@ mod tests {
         let calls = [call(), malformed()];
         assert_eq!(
             script.turn(FinishReason::Stop, 5, &calls, 4),
-            plan(&[Permit::Run, Permit::Run], None)
+            plan(&[CallPermit::Run, CallPermit::Run], None)
         );
         let ending = EpisodeLimits { on_malformed: OnMalformed::End, ..limits(2, 100) };
         let mut script = EpisodeScript::new(ending);
         assert_eq!(
             script.turn(FinishReason::Stop, 5, &calls, 4),
-            plan(&[Permit::OverLimit; 2], Some(EpisodeEnd::Malformed))
+            plan(&[CallPermit::OverLimit; 2], Some(EpisodeEnd::Malformed))
         );
     }
 

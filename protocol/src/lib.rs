@@ -24,5 +24,5 @@ pub use message::{
     OnMalformed, RefusalCode, Refused, RunSettings, Welcome,
 };
 pub use noise_key::NoiseKey;
-pub use trace::{CallKind, ParsedCall, TraceChain, TraceRow};
+pub use trace::{CallKind, CallPermit, ParsedCall, TraceChain, TraceRow};
 pub use wire::WireError;

@@ -31,6 +31,15 @@ impl fmt::Display for CallKind {
     }
 }
 
+/// Whether whoever plays an episode lets a call run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CallPermit {
+    /// It may.
+    Run,
+    /// A limit of the episode forbids it: recorded, not run.
+    OverLimit,
+}
+
 /// One call as the parser read it from sampled ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ParsedCall {
