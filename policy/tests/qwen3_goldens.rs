@@ -3,8 +3,11 @@
 mod support;
 
 use burn::tensor::DType;
-use policy::model::{Decoder, Feed, FullInput, KvCache};
-use support::{close, folders, goldens, load, values};
+use policy::{
+    model::{Adapter, Decoder, Feed, FullInput, KvCache},
+    score::{self, ScoreBatch, ScoreConfig, ScoreRow, Trainable},
+};
+use support::{base_of, close, folders, goldens, load, values};
 
 /// Of max |value|: f32 rounding, or a few units in the last place of bf16 through all layers.
 fn tolerance(decoder: &Decoder) -> f64 {
@@ -72,5 +75,71 @@ fn greedy_decoding_with_the_cache_gives_the_reference_ids() {
             ids.extend(&next);
         }
         assert_eq!(ids, expected, "{}", dir.display());
+    }
+}
+
+/// Every id but the first of one row, scored.
+fn whole(ids: &[u32]) -> ScoreBatch {
+    let mut scored = vec![true; ids.len()];
+    scored[0] = false;
+    ScoreBatch { prefix: Vec::new(), rows: vec![ScoreRow { ids: ids.to_vec(), scored }] }
+}
+
+/// The mean next-token cross entropy and its derivative by each log-probability.
+fn mean_loss(log_probs: &[Vec<f32>]) -> (f32, Vec<Vec<f32>>) {
+    let count: usize = log_probs.iter().map(Vec::len).sum();
+    let sum: f64 = log_probs.iter().flatten().map(|&l| f64::from(l)).sum();
+    let each = -1.0 / count as f32;
+    let dlogp = log_probs.iter().map(|row| vec![each; row.len()]).collect();
+    ((-sum / count as f64) as f32, dlogp)
+}
+
+#[test]
+fn the_loss_and_every_weight_gradient_are_those_of_torch() {
+    for dir in folders("checkpoints") {
+        let Some(decoder) = load(&dir) else { continue };
+        let golden = goldens(&dir);
+        let Some(loss) = golden.get("loss") else { continue };
+        let batch = whole(&golden["input_ids"].ids());
+        for checkpointing in [false, true] {
+            let config = ScoreConfig { checkpointing, ..Default::default() };
+            let tape = score::forward(&decoder, None, Trainable::Base, &batch, &config).unwrap();
+            let (found, dlogp) = mean_loss(tape.log_probs());
+            close(&format!("{} loss", dir.display()), &[found], &loss.values, 1e-4);
+            let gradients = tape.backward(&dlogp).unwrap();
+            for (key, expected) in &golden {
+                let Some(name) = key.strip_prefix("grad.") else { continue };
+                close(key, &gradients.values(name).unwrap(), &expected.values, 1e-4);
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_give_the_logits_and_gradients_of_peft() {
+    for dir in folders("adapters") {
+        let Some(decoder) = load(&base_of(&dir)) else { continue };
+        let adapter = Adapter::load_peft(&dir, &decoder).unwrap();
+        let golden = goldens(&dir);
+        let ids = golden["input_ids"].ids();
+        let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false };
+        let logits = values(decoder.forward(Some(&adapter), input).unwrap().logits);
+        let name = dir.display();
+        for key in ["logits", "merged_logits"] {
+            close(&format!("{name} {key}"), &logits, &golden[key].values, tolerance(&decoder));
+        }
+        let Some(loss) = golden.get("loss") else { continue };
+        let (batch, config) = (whole(&ids), ScoreConfig::default());
+        let tape =
+            score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config).unwrap();
+        let (found, dlogp) = mean_loss(tape.log_probs());
+        close(&format!("{name} loss"), &[found], &loss.values, tolerance(&decoder));
+        let gradients = tape.backward(&dlogp).unwrap();
+        let expected = golden.iter().filter_map(|(k, v)| Some((k.strip_prefix("grad.")?, v)));
+        let expected: Vec<_> = expected.collect();
+        assert_eq!(gradients.iter().count(), expected.len(), "every LoRA gradient");
+        for (key, expected) in expected {
+            close(key, &gradients.values(key).unwrap(), &expected.values, tolerance(&decoder));
+        }
     }
 }

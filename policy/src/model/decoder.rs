@@ -58,6 +58,12 @@ impl Decoder {
         Self { config, weights, device, dtype, rope }
     }
 
+    /// The same model with other weights.
+    pub(crate) fn with_weights(&self, weights: Weights) -> Self {
+        let (config, device, rope) = (self.config.clone(), self.device.clone(), self.rope.clone());
+        Self { config, weights, device, dtype: self.dtype, rope }
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config

@@ -2,6 +2,8 @@
 //! One loaded [`Decoder`] serves any number of [`Adapter`]s, given to each pass.
 
 mod adapter;
+mod adapter_bytes;
+mod bytes;
 mod checkpoint;
 mod config;
 mod decoder;
@@ -10,9 +12,11 @@ mod error;
 mod header;
 mod kv;
 mod ops;
+mod peft;
 mod rope;
 mod rows;
 mod target;
+mod tracked;
 pub mod weights;
 
 pub use adapter::{Adapter, Lora, LoraConfig};
@@ -25,3 +29,7 @@ pub use kv::{Feed, KvCache, Logits};
 pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;
 pub use target::TargetModules;
+
+pub(crate) use bytes::safetensors_bytes;
+pub(crate) use decoder::{MASKED, Rotations};
+pub(crate) use ops::{attend, from_f32, to_f32};

@@ -1,1 +1,113 @@
-//! Log-probabilities of given tokens, and their gradients.
+//! Log-probabilities of given ids, and their gradients. Rows that continue one shared prefix (a
+//! group's prompt) are scored together and the prefix is computed once. The loss stays outside: a
+//! [`Tape`] gives log-probabilities, plain code turns them into `dL/dlogp`, and the tape turns that
+//! into gradients.
+
+mod attention;
+mod gradients;
+mod graph;
+mod head;
+mod layout;
+mod optimizer;
+
+pub use gradients::{Gradients, Parameters};
+pub use graph::Tape;
+pub use optimizer::{AdamWSettings, Optimizer};
+
+use crate::model::{Adapter, Decoder, ModelError};
+
+/// One continuation of the batch's prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScoreRow {
+    /// The ids after the prefix; at least one.
+    pub ids: Vec<u32>,
+    /// For each id, whether its log-probability is wanted. The first id of a batch without a prefix
+    /// has nothing before it and cannot be scored.
+    pub scored: Vec<bool>,
+}
+
+/// Rows that continue one shared prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScoreBatch {
+    /// Ids before every row; may be empty.
+    pub prefix: Vec<u32>,
+    /// The continuations: each sees the prefix and itself.
+    pub rows: Vec<ScoreRow>,
+}
+
+/// How to score.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScoreConfig {
+    /// Divides the logits.
+    pub temperature: f32,
+    /// Keep only each layer's input and compute the layer again in backward: less memory, a third
+    /// more work.
+    pub checkpointing: bool,
+    /// Scored positions whose logits exist at one time; 0 chooses about 64 MiB of logits.
+    pub head_chunk: usize,
+    /// Whether the entropy at each scored position is wanted too.
+    pub entropy: bool,
+}
+
+impl Default for ScoreConfig {
+    fn default() -> Self {
+        Self { temperature: 1.0, checkpointing: false, head_chunk: 0, entropy: false }
+    }
+}
+
+impl ScoreConfig {
+    pub(crate) fn check(&self) -> Result<(), ModelError> {
+        if self.temperature.is_finite() && self.temperature > 0.0 {
+            return Ok(());
+        }
+        let reason = format!("temperature {} is not a positive number", self.temperature);
+        Err(ModelError::Input(reason))
+    }
+}
+
+/// What gets gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trainable {
+    /// The adapter's matrices; the base is frozen.
+    Adapter,
+    /// Every weight of the base, a tied embedding included; an adapter, if given, is frozen.
+    Base,
+}
+
+/// Log-probabilities by row, one for each scored id in order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scores {
+    /// `ln p(id | everything before it)` at the configured temperature.
+    pub log_probs: Vec<Vec<f32>>,
+    /// Entropy in nats of the distribution that each scored id came from, where asked for.
+    pub entropies: Option<Vec<Vec<f32>>>,
+}
+
+/// Scores without gradients.
+///
+/// # Errors
+/// An empty or malformed batch, ids outside of the vocabulary, sequences beyond the model's
+/// positions, or a failing device.
+pub fn log_probs(
+    decoder: &Decoder,
+    adapter: Option<&Adapter>,
+    batch: &ScoreBatch,
+    config: &ScoreConfig,
+) -> Result<Scores, ModelError> {
+    graph::score(decoder, adapter, batch, config)
+}
+
+/// Scores and keeps what [`Tape::backward`] needs.
+///
+/// # Errors
+/// As [`log_probs`]; also [`Trainable::Adapter`] without an adapter, and [`Trainable::Base`] over
+/// weights that are not f32.
+pub fn forward(
+    decoder: &Decoder,
+    adapter: Option<&Adapter>,
+    trainable: Trainable,
+    batch: &ScoreBatch,
+    config: &ScoreConfig,
+) -> Result<Tape, ModelError> {
+    Tape::record(decoder, adapter, trainable, batch, config)
+}

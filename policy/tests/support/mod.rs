@@ -105,3 +105,11 @@ pub fn close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
 pub fn values<const D: usize>(tensor: burn::tensor::Tensor<D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().try_into_vec().unwrap()
 }
+
+/// The checkpoint that an adapter's configuration names, relative to its data root.
+pub fn base_of(adapter: &Path) -> PathBuf {
+    let text = fs::read(adapter.join("adapter_config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let base = config["base_model_name_or_path"].as_str().unwrap().to_owned();
+    adapter.parent().and_then(Path::parent).unwrap().join(base)
+}

@@ -1,0 +1,195 @@
+//! The pass over a packed batch with Burn's autodiff, on any device: as one graph, or layer by layer
+//! with only the layers' inputs kept (activation checkpointing). Base weights stay outside of the
+//! graph unless they are trained, so no weight-sized gradient is made for them.
+
+use burn::tensor::Tensor;
+
+use super::{
+    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, head, layout::Layout,
+};
+use crate::model::{Adapter, Decoder, ModelError};
+
+/// A recorded pass: its scores, and what the backward pass needs.
+pub struct Tape {
+    decoder: Decoder,
+    adapter: Option<Adapter>,
+    trainable: Trainable,
+    config: ScoreConfig,
+    layout: Layout,
+    saved: Saved,
+    /// The normed hidden states that predict scored ids, outside of the graph.
+    hidden: Tensor<2>,
+    scores: Scores,
+}
+
+enum Saved {
+    /// The whole graph, up to the normed hidden states that predict scored ids.
+    Graph(Tensor<2>),
+    /// The input of each layer, and of the final norm.
+    Inputs(Vec<Tensor<2>>),
+}
+
+/// Scores without gradients.
+pub(crate) fn score(
+    decoder: &Decoder,
+    adapter: Option<&Adapter>,
+    batch: &ScoreBatch,
+    config: &ScoreConfig,
+) -> Result<Scores, ModelError> {
+    config.check()?;
+    let layout = Layout::new(decoder, batch)?;
+    let pass = Pass::new(decoder, adapter, &layout);
+    let mut x = decoder.embed(&layout.ids);
+    for index in 0..decoder.config().layers {
+        x = pass.layer(index, x);
+    }
+    scores(decoder, &pass.last(x), &layout, config)
+}
+
+fn scores(
+    decoder: &Decoder,
+    hidden: &Tensor<2>,
+    layout: &Layout,
+    config: &ScoreConfig,
+) -> Result<Scores, ModelError> {
+    let output = head::forward(decoder, hidden, &layout.targets, config)?;
+    Ok(Scores {
+        log_probs: layout.split(&output.log_probs),
+        entropies: output.entropies.map(|values| layout.split(&values)),
+    })
+}
+
+/// One pass over a layout: the same code with and without gradients.
+struct Pass<'a> {
+    decoder: &'a Decoder,
+    adapter: Option<&'a Adapter>,
+    layout: &'a Layout,
+    rope: crate::model::Rotations,
+    masks: attention::Masks,
+}
+
+impl<'a> Pass<'a> {
+    fn new(decoder: &'a Decoder, adapter: Option<&'a Adapter>, layout: &'a Layout) -> Self {
+        let rope = decoder.rotations(&layout.positions);
+        Self { decoder, adapter, layout, rope, masks: attention::Masks::new(decoder, layout) }
+    }
+
+    fn layer(&self, index: usize, x: Tensor<2>) -> Tensor<2> {
+        self.decoder.layer(index, self.adapter, x, &self.rope, |q, k, v| {
+            self.masks.attend(self.decoder, self.layout, q, k, v)
+        })
+    }
+
+    /// The final norm at the rows that predict scored ids.
+    fn last(&self, x: Tensor<2>) -> Tensor<2> {
+        let rows = x.select(0, self.decoder.int(&self.layout.predictors));
+        self.decoder.final_norm(rows)
+    }
+}
+
+impl Tape {
+    pub(crate) fn record(
+        decoder: &Decoder,
+        adapter: Option<&Adapter>,
+        trainable: Trainable,
+        batch: &ScoreBatch,
+        config: &ScoreConfig,
+    ) -> Result<Self, ModelError> {
+        config.check()?;
+        let layout = Layout::new(decoder, batch)?;
+        let (decoder, adapter) = match (trainable, adapter) {
+            (Trainable::Adapter, Some(adapter)) => (decoder.clone(), Some(adapter.tracked())),
+            (Trainable::Adapter, None) => {
+                return Err(ModelError::Input("no adapter to compute gradients for".into()));
+            }
+            (Trainable::Base, adapter) => (decoder.tracked()?, adapter.cloned()),
+        };
+        let layers = decoder.config().layers;
+        let (saved, hidden) = if config.checkpointing {
+            let (plain, frozen) = (decoder.untracked(), adapter.as_ref().map(Adapter::untracked));
+            let pass = Pass::new(&plain, frozen.as_ref(), &layout);
+            let mut inputs = vec![plain.embed(&layout.ids)];
+            for index in 0..layers {
+                let x = inputs[index].clone();
+                inputs.push(pass.layer(index, x));
+            }
+            let hidden = pass.last(inputs[layers].clone());
+            (Saved::Inputs(inputs), hidden)
+        } else {
+            let pass = Pass::new(&decoder, adapter.as_ref(), &layout);
+            let mut x = decoder.embed(&layout.ids);
+            for index in 0..layers {
+                x = pass.layer(index, x);
+            }
+            let output = pass.last(x);
+            (Saved::Graph(output.clone()), output.inner())
+        };
+        let scores = scores(&decoder.untracked(), &hidden, &layout, config)?;
+        let config = *config;
+        Ok(Self { decoder, adapter, trainable, config, layout, saved, hidden, scores })
+    }
+
+    /// The scores.
+    pub fn scores(&self) -> &Scores {
+        &self.scores
+    }
+
+    /// Log-probabilities by row, one for each scored id in order.
+    pub fn log_probs(&self) -> &[Vec<f32>] {
+        &self.scores.log_probs
+    }
+
+    /// Gradients of a loss, given its derivative by each log-probability (in the shape of
+    /// [`Tape::log_probs`]).
+    ///
+    /// # Errors
+    /// Another shape, values that are not finite, or a failing device.
+    pub fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
+        let Self { decoder, adapter, trainable, config, layout, saved, hidden, .. } = self;
+        let dlogp = layout.join(dlogp)?;
+        let mut gradients = Gradients::default();
+        if layout.targets.is_empty() {
+            return Ok(gradients);
+        }
+        let base = trainable == Trainable::Base;
+        let plain = decoder.untracked();
+        let (dhidden, dhead) =
+            head::backward(&plain, &hidden, &layout.targets, &dlogp, &config, base);
+        if let Some(dhead) = dhead {
+            gradients.insert(plain.head_name().into(), dhead);
+        }
+        let collect =
+            |gradients: &mut Gradients, graph: &mut burn::tensor::Gradients| match &adapter {
+                Some(adapter) if !base => adapter.collect(graph, gradients),
+                _ => decoder.collect(graph, gradients),
+            };
+        match saved {
+            Saved::Graph(output) => {
+                let mut graph = output.mul(dhidden.autodiff()).sum().backward();
+                collect(&mut gradients, &mut graph);
+            }
+            Saved::Inputs(mut inputs) => {
+                let pass = Pass::new(&decoder, adapter.as_ref(), &layout);
+                let mut segment =
+                    |input: Tensor<2>, dout: Tensor<2>, f: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+                        let leaf = input.autodiff().require_grad();
+                        let mut graph = f(leaf.clone()).mul(dout.autodiff()).sum().backward();
+                        collect(&mut gradients, &mut graph);
+                        leaf.grad_remove(&mut graph)
+                    };
+                let lost = || ModelError::Device("a layer gave no gradient for its input".into());
+                let input = inputs.pop().ok_or_else(lost)?;
+                let mut dx = segment(input, dhidden, &|x| pass.last(x)).ok_or_else(lost)?;
+                for index in (0..inputs.len()).rev() {
+                    let input = inputs.pop().ok_or_else(lost)?;
+                    dx = segment(input, dx, &|x| pass.layer(index, x)).ok_or_else(lost)?;
+                }
+                if base {
+                    let mut graph = decoder.embed(&layout.ids).mul(dx.autodiff()).sum().backward();
+                    collect(&mut gradients, &mut graph);
+                }
+            }
+        }
+        Ok(gradients)
+    }
+}

@@ -1,0 +1,92 @@
+//! How a batch lies in the packed `[rows, hidden]` of a pass: the prefix, then each continuation,
+//! without padding, and which packed row predicts which scored id.
+
+use super::ScoreBatch;
+use crate::model::{Decoder, ModelError};
+
+/// The places of a batch's ids.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    /// Ids in packed order.
+    pub(crate) ids: Vec<u32>,
+    /// Position of each id in its sequence.
+    pub(crate) positions: Vec<u32>,
+    /// Length of the prefix.
+    pub(crate) prefix: usize,
+    /// First packed row and length of each continuation.
+    pub(crate) rows: Vec<(usize, usize)>,
+    /// For each scored id in order, the packed row that predicts it.
+    pub(crate) predictors: Vec<u32>,
+    /// The scored ids in order.
+    pub(crate) targets: Vec<u32>,
+    /// Scored ids of each row.
+    pub(crate) counts: Vec<usize>,
+}
+
+impl Layout {
+    pub(crate) fn new(decoder: &Decoder, batch: &ScoreBatch) -> Result<Self, ModelError> {
+        let wrong = |reason: String| Err(ModelError::Input(reason));
+        let prefix = batch.prefix.len();
+        decoder.check_ids(&batch.prefix)?;
+        if batch.rows.is_empty() {
+            return wrong("a batch to score has no rows".into());
+        }
+        let mut layout = Self {
+            ids: batch.prefix.clone(),
+            positions: (0..prefix).map(|p| p as u32).collect(),
+            prefix,
+            rows: Vec::new(),
+            predictors: Vec::new(),
+            targets: Vec::new(),
+            counts: Vec::new(),
+        };
+        for (number, row) in batch.rows.iter().enumerate() {
+            if row.ids.is_empty() || row.ids.len() != row.scored.len() {
+                let (ids, flags) = (row.ids.len(), row.scored.len());
+                return wrong(format!("row {number} to score has {ids} ids and {flags} flags"));
+            }
+            if prefix == 0 && row.scored.first() == Some(&true) {
+                return wrong(format!("row {number} to score: nothing precedes its first id"));
+            }
+            decoder.check_ids(&row.ids)?;
+            decoder.check_len(prefix + row.ids.len())?;
+            let start = layout.ids.len();
+            layout.rows.push((start, row.ids.len()));
+            layout.ids.extend_from_slice(&row.ids);
+            layout.positions.extend((prefix..prefix + row.ids.len()).map(|p| p as u32));
+            let before = layout.targets.len();
+            for (i, (&id, _)) in
+                row.ids.iter().zip(&row.scored).enumerate().filter(|(_, (_, s))| **s)
+            {
+                layout.predictors.push(if i == 0 { prefix - 1 } else { start + i - 1 } as u32);
+                layout.targets.push(id);
+            }
+            layout.counts.push(layout.targets.len() - before);
+        }
+        Ok(layout)
+    }
+
+    /// Values of the scored ids, split by row.
+    pub(crate) fn split(&self, values: &[f32]) -> Vec<Vec<f32>> {
+        let mut rest = values;
+        let take = |&count: &usize| {
+            let (row, after) = rest.split_at(count.min(rest.len()));
+            rest = after;
+            row.to_vec()
+        };
+        self.counts.iter().map(take).collect()
+    }
+
+    /// The inverse of [`Layout::split`], checked.
+    pub(crate) fn join(&self, rows: &[Vec<f32>]) -> Result<Vec<f32>, ModelError> {
+        let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
+        if lengths != self.counts {
+            let reason = "dL/dlogp must have one value for each scored id of each row";
+            return Err(ModelError::Input(reason.into()));
+        }
+        if rows.iter().flatten().any(|v| !v.is_finite()) {
+            return Err(ModelError::Input("dL/dlogp holds a value that is not finite".into()));
+        }
+        Ok(rows.concat())
+    }
+}
