@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A nested object; an empty one where the field is absent.
+    /// A nested object; nothing where the field is absent.
     pub(crate) fn object(
         &mut self,
         key: &'static str,

@@ -4,14 +4,19 @@ use serde_json::{Map, Value, json};
 
 use crate::{SpecError, fields::Fields};
 
+/// Characters that the observations of one turn can have together: 4 MiB at four bytes each.
+const TURN_CHARS: u64 = 1 << 20;
+
 /// Bounds on one episode's calls and texts, in the recipe under `environment.limits`.
 ///
-/// Characters are Unicode scalar values. The upper bounds keep every row inside what a frame may hold.
+/// Characters are Unicode scalar values. The upper bounds keep every row, and a turn's rows together,
+/// inside what an episode's frame may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Calls of one turn that may run; later ones are recorded as over the limit. 1 to 64.
     pub calls_per_turn: u32,
-    /// Characters of one observation, the mark of a cut included. 64 to 65,536.
+    /// Characters of one observation, the mark of a cut included. 64 to 65,536, and for all calls of
+    /// a turn together at most 1,048,576.
     pub observation_chars: usize,
     /// Characters of the reset text, the mark of a cut included. 64 to 65,536.
     pub reset_chars: usize,
@@ -32,8 +37,9 @@ impl Limits {
         let default = Self::default();
         let mut fields = Fields::new("environment.limits", object);
         let calls = fields.integer("calls_per_turn", default.calls_per_turn.into(), 1..=64)?;
+        let most = (TURN_CHARS / calls).min(65_536);
         let observation =
-            fields.integer("observation_chars", default.observation_chars as u64, 64..=65_536)?;
+            fields.integer("observation_chars", default.observation_chars as u64, 64..=most)?;
         let reset = fields.integer("reset_chars", default.reset_chars as u64, 64..=65_536)?;
         fields.refuse_others()?;
         Ok(Self {

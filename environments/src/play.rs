@@ -45,7 +45,7 @@ pub fn play(
     max_turns: u32,
     mut player: impl FnMut(&str, &[TraceRow]) -> Option<Move>,
 ) -> Result<Recording, Fault> {
-    let mut recorder = Recorder::start(spec.open()?, key, *spec.limits())?;
+    let mut recorder = Recorder::start(spec.open()?, key, spec.limits())?;
     for turn in 0..max_turns {
         if recorder.done() {
             break;

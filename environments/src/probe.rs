@@ -65,7 +65,7 @@ impl ProbeReport {
 pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeReport, Fault> {
     let description = spec.describe()?;
     let calls = sample_calls(&description.tools, seed, 12);
-    let session = Session { spec, task, limits: *spec.limits() };
+    let session = Session { spec, task, limits: spec.limits() };
     let other_seed = seed.wrapping_add(1);
     let expected = session.play(spec.open()?, seed, &calls)?.0;
     let other = session.play(spec.open()?, other_seed, &calls)?.0;

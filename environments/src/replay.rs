@@ -71,7 +71,7 @@ pub fn replay<'a>(
     key: EpisodeKey<'_>,
     calls: impl IntoIterator<Item = &'a RecordedCall>,
 ) -> Result<Recording, Fault> {
-    let mut recorder = Recorder::start(spec.open()?, key, *spec.limits())?;
+    let mut recorder = Recorder::start(spec.open()?, key, spec.limits())?;
     for call in calls {
         recorder.call(call.turn, &call.call, call.permit)?;
     }
@@ -186,7 +186,7 @@ pub fn verify_replay(
     if description.determinism != Determinism::Deterministic {
         return Err(ReplayError::Recorded(description.name.clone()));
     }
-    let mut recorder = Recorder::start(environment, key, *spec.limits())?;
+    let mut recorder = Recorder::start(environment, key, spec.limits())?;
     for row in claim.rows {
         let call = RecordedCall::from_row(row);
         recorder.call(call.turn, &call.call, call.permit)?;

@@ -110,8 +110,8 @@ impl EnvironmentSpec {
     }
 
     /// The bounds on calls and texts.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
+    pub fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// The section with every default filled in; [`EnvironmentSpec::parse`] reads it back.
