@@ -58,3 +58,33 @@ impl Limits {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use protocol::wire;
+
+    use super::*;
+
+    fn parse(limits: Value) -> Result<Limits, String> {
+        let Value::Object(object) = limits else { return Err("no object".into()) };
+        Limits::parse(&object).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_largest_limits_fit_the_wire() {
+        let limits = parse(
+            json!({"calls_per_turn": 16, "observation_chars": 65_536, "reset_chars": 65_536}),
+        )
+        .expect("within bounds");
+        assert!(limits.observation_chars * 4 <= wire::MAX_OBSERVATION_BYTES);
+        assert!(limits.reset_chars * 4 <= wire::MAX_OBSERVATION_BYTES);
+    }
+
+    #[test]
+    fn a_turn_s_observations_are_bounded_together() {
+        let error = parse(json!({"calls_per_turn": 64, "observation_chars": 65_536}));
+        let message =
+            "environment.limits.observation_chars must be an integer from 64 to 16384, not 65536";
+        assert_eq!(error, Err(message.into()));
+    }
+}
