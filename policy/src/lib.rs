@@ -7,3 +7,5 @@ pub mod episode_script;
 pub mod model;
 pub mod sampling;
 pub mod score;
+
+mod simd;

@@ -1,1 +1,256 @@
-//! Counter-based Gumbel noise and the distribution that a token is drawn from.
+//! Choosing the next token: truncation, Gumbel-max over counter-based noise, and the log-probabilities
+//! of the choice.
+//!
+//! The invariant: a choice is a pure function of the row of logits, the settings, the noise key and
+//! the stream position. It knows nothing of batches or neighbours, so whoever has the same logits can
+//! make it again: [`Sampler::choose`] at the actor and [`Sampler::margin`] at the learner share all
+//! of their code.
+//!
+//! Order: temperature, top-k, top-p, min-p, each as in transformers (see [`truncate`]); then argmax
+//! over the surviving ids of logit / T + g with g from [`noise`], the lowest id of equal scores.
+//! Temperature 0 is greedy: the largest logit, the lowest id of equals, no noise, no truncation.
+
+mod philox;
+mod scan;
+mod truncate;
+
+#[cfg(test)]
+mod tests;
+
+pub use philox::{noise, philox4x32};
+pub use protocol::Sampling;
+
+use protocol::NoiseKey;
+use scan::{Field, Race, Raced};
+
+use crate::simd::vectorized;
+
+/// Why nothing can be sampled.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum SamplingError {
+    /// A setting lies outside its range.
+    #[error("sampling.{field} is {value}; give {range}")]
+    Setting {
+        /// Field of [`Sampling`].
+        field: &'static str,
+        /// What it was.
+        value: f32,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// The row is no distribution.
+    #[error(
+        "the logits of the next token hold NaN or +inf, or no finite value: the weights or the \
+         adapter are damaged, or the model overflows in this precision; try f32"
+    )]
+    Logits,
+    /// The id asked for is outside the vocabulary.
+    #[error("token id {id} is outside the row of {vocab} logits: it was sampled by another model")]
+    Id {
+        /// The id.
+        id: u32,
+        /// Length of the row.
+        vocab: usize,
+    },
+}
+
+/// A sampled token. Log-probabilities are in nats.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The token id.
+    pub id: u32,
+    /// log softmax(logits) of it: temperature 1, nothing truncated.
+    pub logp_raw: f32,
+    /// Its log-probability under the distribution that was sampled from: after temperature and
+    /// truncation, renormalised over the survivors. 0 when greedy.
+    pub logp_sampling: f32,
+}
+
+/// How far a row of logits is from giving a certain id, the noise included.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Margin {
+    /// Best score of the other surviving ids minus the score of this id, where a score is
+    /// logit / T + g (the bare logit when greedy). Negative if this id wins; −∞ if nothing else
+    /// survives.
+    pub gap: f64,
+    /// By how much the id's logit / T falls short of the least surviving one: 0 if it survives, and
+    /// at a tie that the truncation breaks against it.
+    pub shortfall: f64,
+    /// Whether truncation leaves the id in.
+    pub survives: bool,
+}
+
+/// Checked sampling settings, ready for use.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    temperature: f64,
+    top_k: usize,
+    /// 1 − top_p as transformers compares it; `None` where top-p is off.
+    rest: Option<f32>,
+    min_p: f32,
+}
+
+/// What truncation left.
+enum Kept {
+    All,
+    Ids(Vec<u32>),
+}
+
+impl Kept {
+    fn field(&self) -> Field<'_> {
+        match self {
+            Self::All => Field::All,
+            Self::Ids(ids) => Field::Ids(ids),
+        }
+    }
+
+    fn holds(&self, id: u32) -> bool {
+        match self {
+            Self::All => true,
+            Self::Ids(ids) => ids.binary_search(&id).is_ok(),
+        }
+    }
+}
+
+impl Sampler {
+    /// Checks the settings: temperature ≥ 0, top_p and min_p in 0..=1, all finite.
+    pub fn new(sampling: &Sampling) -> Result<Self, SamplingError> {
+        let &Sampling { temperature, top_k, top_p, min_p } = sampling;
+        let refuse = |field, value, range| Err(SamplingError::Setting { field, value, range });
+        if !(temperature == 0.0 || (1e-5..=1e5).contains(&temperature)) {
+            return refuse("temperature", temperature, "0 for greedy, or 0.00001 to 100000");
+        }
+        if !(0.0..=1.0).contains(&top_p) {
+            return refuse("top_p", top_p, "0 to 1, where 1 keeps every id");
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return refuse("min_p", min_p, "0 to 1, where 0 drops no id");
+        }
+        Ok(Self {
+            temperature: decimal(temperature),
+            top_k: top_k as usize,
+            rest: (top_p < 1.0).then(|| (1.0 - decimal(top_p)) as f32),
+            min_p,
+        })
+    }
+
+    fn greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Samples the token at stream position `position` from its row of logits (length V).
+    pub fn choose(
+        &self,
+        row: &[f32],
+        key: &NoiseKey,
+        position: u32,
+    ) -> Result<Choice, SamplingError> {
+        let (max, min) = scan::extremes(row).ok_or(SamplingError::Logits)?;
+        let log_prob = |id: u32, temperature: f64, sum: f64| {
+            let logit = row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+            ((f64::from(logit) - f64::from(max)) / temperature - sum.ln()) as f32
+        };
+        if self.greedy() {
+            let id = (0u32..).zip(row).find(|&(_, &logit)| logit == max).map_or(0, |(id, _)| id);
+            let logp_raw = log_prob(id, 1.0, scan::sum_exp(row, max, 1.0));
+            return Ok(Choice { id, logp_raw, logp_sampling: 0.0 });
+        }
+        let kept = self.truncate(row, (max, min));
+        let Raced { winner, sum } = self.race(row, &kept, max, key, position, None);
+        let (id, _) = winner.ok_or(SamplingError::Logits)?;
+        let logp_sampling = log_prob(id, self.temperature, sum);
+        let logp_raw = match kept {
+            Kept::All if self.temperature == 1.0 => logp_sampling,
+            _ => log_prob(id, 1.0, scan::sum_exp(row, max, 1.0)),
+        };
+        Ok(Choice { id, logp_raw, logp_sampling })
+    }
+
+    /// Regenerates the noise and says how far `row` is from giving `id` at `position`.
+    pub fn margin(
+        &self,
+        row: &[f32],
+        key: &NoiseKey,
+        position: u32,
+        id: u32,
+    ) -> Result<Margin, SamplingError> {
+        let own = row.get(id as usize).copied().map(f64::from);
+        let own = own.ok_or(SamplingError::Id { id, vocab: row.len() })?;
+        let (max, min) = scan::extremes(row).ok_or(SamplingError::Logits)?;
+        if self.greedy() {
+            let others = (0u32..).zip(row).filter(|&(other, _)| other != id);
+            let best = others.map(|(_, &logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+            let gap = f64::from(best) - own;
+            return Ok(Margin { gap, shortfall: 0.0, survives: true });
+        }
+        let kept = self.truncate(row, (max, min));
+        let best = self.race(row, &kept, max, key, position, Some(id)).winner;
+        let best = best.map_or(f64::NEG_INFINITY, |(_, score)| score);
+        let gap = best - (own / self.temperature + noise(key, position, id));
+        let survives = kept.holds(id);
+        let shortfall = match &kept {
+            Kept::Ids(ids) if !survives => {
+                let logits = ids.iter().filter_map(|&id| row.get(id as usize).copied());
+                let least = f64::from(logits.fold(f32::INFINITY, f32::min));
+                (least - own).max(0.0) / self.temperature
+            }
+            _ => 0.0,
+        };
+        Ok(Margin { gap, shortfall, survives })
+    }
+
+    /// The ids that truncation leaves, ascending; all of them when greedy.
+    pub fn survivors(&self, row: &[f32]) -> Result<Vec<u32>, SamplingError> {
+        let extremes = scan::extremes(row).ok_or(SamplingError::Logits)?;
+        let kept = if self.greedy() { Kept::All } else { self.truncate(row, extremes) };
+        Ok(match kept {
+            Kept::All => every_id(row),
+            Kept::Ids(ids) => ids,
+        })
+    }
+
+    fn truncate(&self, row: &[f32], (max, min): (f32, f32)) -> Kept {
+        let top_k = self.top_k != 0 && self.top_k < row.len();
+        if !top_k && self.rest.is_none() && self.min_p == 0.0 {
+            return Kept::All;
+        }
+        let mut ids = if top_k { truncate::top_k(row, self.top_k) } else { every_id(row) };
+        if let Some(rest) = self.rest {
+            truncate::top_p(row, &mut ids, (max, min), self.temperature, rest);
+        }
+        if self.min_p > 0.0 {
+            truncate::min_p(row, &mut ids, max, self.temperature, self.min_p);
+        }
+        Kept::Ids(ids)
+    }
+
+    fn race(
+        &self,
+        row: &[f32],
+        kept: &Kept,
+        max: f32,
+        key: &NoiseKey,
+        position: u32,
+        without: Option<u32>,
+    ) -> Raced {
+        vectorized(Race {
+            row,
+            field: kept.field(),
+            max,
+            temperature: self.temperature,
+            key: key.philox(),
+            position,
+            without,
+        })
+    }
+}
+
+fn every_id(row: &[f32]) -> Vec<u32> {
+    (0u32..).zip(row).map(|(id, _)| id).collect()
+}
+
+/// The decimal number that was rounded to `x`: 0.6f32 stands for the 0.6 of a recipe and not for
+/// 0.60000002, and 1 − 0.6 must come out as in a trainer that reads it in f64.
+fn decimal(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
+}
