@@ -6,10 +6,11 @@ use burn::{
     module::{Module, Param},
     tensor::{Device, Tensor, TensorData},
 };
-use protocol::Digest;
-use sha2::{Digest as _, Sha256};
 
-use super::{decoder::Decoder, error::ModelError, target::TargetModules, weights::LinearInfo};
+use super::{
+    decoder::Decoder, error::ModelError, random::Uniform, target::TargetModules,
+    weights::LinearInfo,
+};
 
 /// The settings of an adapter, as in PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,13 +78,14 @@ impl Adapter {
         config.check()?;
         let linears = decoder.config().linears();
         let device = decoder.device();
-        let make = |linear: &LinearInfo| Lora {
-            lora_a: matrix(
-                initial_a(&linear.path, config.r, linear.inputs, seed),
-                config.r,
-                device,
-            ),
-            lora_b: matrix(vec![0.0; linear.outputs * config.r], linear.outputs, device),
+        let make = |linear: &LinearInfo| {
+            let bound = 1.0 / (linear.inputs as f64).sqrt();
+            let a = Uniform::new("rollcall-lora-init-v1", seed, &linear.path)
+                .within(config.r * linear.inputs, bound);
+            Lora {
+                lora_a: matrix(a, config.r, device),
+                lora_b: matrix(vec![0.0; linear.outputs * config.r], linear.outputs, device),
+            }
         };
         let targets = config.target_modules.select(&linears)?;
         let loras = linears.iter().zip(targets).map(|(l, hit)| hit.then(|| make(l))).collect();
@@ -112,25 +114,4 @@ pub(crate) fn matrix(values: Vec<f32>, rows: usize, device: &Device) -> Param<Te
     let columns = values.len() / rows.max(1);
     let data = TensorData::new(values, [rows, columns]);
     Param::initialized(burn::module::ParamId::new(), Tensor::from_data(data, device))
-}
-
-/// Uniform draws in ±1/√inputs: 24 bits of SHA-256 over (seed, path, block) each.
-fn initial_a(path: &str, r: usize, inputs: usize, seed: u64) -> Vec<f32> {
-    let bound = 1.0 / (inputs as f64).sqrt();
-    let count = r * inputs;
-    let mut values = Vec::with_capacity(count);
-    for block in 0..count.div_ceil(8) {
-        let mut hash = Sha256::new();
-        hash.update(b"rollcall-lora-init-v1");
-        hash.update(seed.to_le_bytes());
-        hash.update((block as u64).to_le_bytes());
-        hash.update(path.as_bytes());
-        for word in Digest(hash.finalize().into()).0.chunks_exact(4) {
-            let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]) >> 8;
-            let unit = (f64::from(bits) + 0.5) / f64::from(1u32 << 24);
-            values.push(((2.0 * unit - 1.0) * bound) as f32);
-        }
-    }
-    values.truncate(count);
-    values
 }

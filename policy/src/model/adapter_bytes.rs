@@ -29,7 +29,11 @@ impl Adapter {
     /// A failing device.
     pub fn to_safetensors(&self) -> Result<Vec<u8>, ModelError> {
         let settings = settings_to_json(self.config()).to_string();
-        safetensors_bytes(SETTINGS, &settings, &self.named())
+        let shaped = |(name, tensor): (String, Tensor<2>)| {
+            (name, (tensor.dims().to_vec(), tensor.flatten(0, 1)))
+        };
+        let tensors = self.named().into_iter().map(shaped).collect();
+        safetensors_bytes(SETTINGS, &settings, &tensors)
     }
 
     /// Reads what [`Adapter::to_safetensors`] wrote.

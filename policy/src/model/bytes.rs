@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 
 use super::error::ModelError;
 
-/// Tensors as safetensors bytes in f32, with `key: value` in the metadata beside `format: pt`.
-pub(crate) fn safetensors_bytes<const D: usize>(
+/// Flat tensors with their shapes as safetensors bytes in f32, with `key: value` in the metadata
+/// beside `format: pt`.
+pub(crate) fn safetensors_bytes(
     key: &str,
     value: &str,
-    tensors: &BTreeMap<String, Tensor<D>>,
+    tensors: &BTreeMap<String, (Vec<usize>, Tensor<1>)>,
 ) -> Result<Vec<u8>, ModelError> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt", key: value}));
     let mut data = Vec::new();
-    for (name, tensor) in tensors {
-        let shape = tensor.dims().to_vec();
+    for (name, (shape, tensor)) in tensors {
         let values = tensor.try_to_data().map_err(|e| ModelError::Device(e.to_string()))?;
         let start = data.len();
         for value in values.iter::<f32>() {

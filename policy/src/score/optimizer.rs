@@ -96,9 +96,12 @@ impl Optimizer {
                 TensorData::new(vec![moments.time as f32], [1]),
                 &moments.moment_1.device(),
             );
-            tensors.insert(format!("{name}#first"), moments.moment_1.clone());
-            tensors.insert(format!("{name}#second"), moments.moment_2.clone());
-            tensors.insert(format!("{name}#steps"), time);
+            let parts =
+                [("first", &moments.moment_1), ("second", &moments.moment_2), ("steps", &time)];
+            for (part, tensor) in parts {
+                let shape = tensor.dims().to_vec();
+                tensors.insert(format!("{name}#{part}"), (shape, tensor.clone()));
+            }
         }
         safetensors_bytes("optimizer", "adamw", &tensors)
     }
