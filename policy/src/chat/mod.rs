@@ -1,1 +1,31 @@
-//! Chat templates, token streams and tool-call parsing.
+//! Text to tokens and back: chat template, tokenizer, and the reader of tool calls.
+//!
+//! The token stream of an episode only grows: [`ChatFormat::prompt`], then ids as they were sampled, then
+//! [`ChatFormat::suffix`] with what the tools answered, and so on. Nothing is ever decoded and encoded
+//! again. The actor and the learner both derive the external ids with this module, and must agree id for
+//! id, so everything here is a pure function of the checkpoint's files, the recipe and the texts.
+//!
+//! Untrusted text (prompt, reset text, observations, tool schemas) cannot become a control token: see
+//! [`Rendered`] for how it is told apart, [`ChatTokenizer`] for how it is encoded.
+
+mod clock;
+mod error;
+mod format;
+mod json;
+mod marks;
+mod methods;
+mod parse;
+mod python;
+mod source;
+mod stops;
+mod template;
+mod tokenizer;
+
+pub use clock::{NotADate, TemplateDate};
+pub use error::ChatError;
+pub use format::{ChatFormat, ChatOptions, ObservationRole};
+pub use json::MAX_DEPTH;
+pub use marks::Rendered;
+pub use parse::{Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read};
+pub use template::Template;
+pub use tokenizer::ChatTokenizer;

@@ -1,0 +1,450 @@
+//! A checkpoint's way of writing conversations, as one value that both sides derive streams from.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    ops::Range,
+    path::Path,
+};
+
+use protocol::FinishReason;
+use serde_json::{Map, Value, json};
+
+use super::{
+    ChatError, ChatTokenizer, Dialect, ParseRules, Rendered, Template, TemplateDate, Turn, marks,
+    parse_turn,
+    python::dumps,
+    source, stops,
+    tokenizer::{Span, special_tokens},
+};
+
+/// What a recipe says about conversations.
+#[derive(Clone, Debug, Default)]
+pub struct ChatOptions {
+    /// The tools' JSON schemas, as `{"type": "function", "function": {…}}` or the inner object alone.
+    pub tools: Vec<Value>,
+    /// The recipe's system text: trusted, control tokens in it count. `{tools}` stands for the tools'
+    /// JSON, one a line, where the template has no place for tools.
+    pub system: Option<String>,
+    /// `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
+    pub kwargs: Map<String, Value>,
+    /// How tool calls are written; `None` takes it from the template.
+    pub dialect: Option<Dialect>,
+    /// What `strftime_now` prints; `None` leaves the function undefined.
+    pub today: Option<TemplateDate>,
+}
+
+/// How observations are shown to the policy, decided once at load.
+///
+/// A template that raises on the role `tool`, drops such messages, or treats them like any unknown role
+/// (so that the model never saw it in training) gets them as one user message, joined by a newline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObservationRole {
+    /// One tool message for each observation.
+    Tool,
+    /// One user message for all observations of a turn.
+    User,
+}
+
+/// How the dummy assistant turn before the observations is written, in the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DummyCalls {
+    /// With a call whose arguments are an object.
+    Object,
+    /// With a call whose arguments are JSON text.
+    Text,
+    /// Without a call.
+    None,
+}
+
+/// Prompts, suffixes and parsed turns of one checkpoint under one recipe.
+#[derive(Debug)]
+pub struct ChatFormat {
+    tokenizer: ChatTokenizer,
+    template: Template,
+    /// Variables of every rendering: special tokens, kwargs, tools.
+    variables: Map<String, Value>,
+    system: Option<System>,
+    rules: ParseRules,
+    stop_ids: Vec<u32>,
+    tools_in_template: bool,
+    observations: ObservationRole,
+    dummy_calls: DummyCalls,
+    /// The stop id with which the template closes an assistant turn.
+    turn_end: u32,
+}
+
+/// Dummy texts that stand where the policy's and the environment's will.
+const DUMMY_USER: &str = "rollcall-user";
+const DUMMY_ASSISTANT: &str = "rollcall-assistant";
+const DUMMY_TOOL: &str = "rollcall_tool";
+const DUMMY_OBSERVATION: &str = "rollcall-observation";
+const DUMMY_ROLE: &str = "rollcall-role";
+/// Templates that ask for call ids (Mistral's) want nine letters or digits.
+const DUMMY_CALL_ID: &str = "000000000";
+
+impl ChatFormat {
+    /// Reads a checkpoint's tokenizer.json, tokenizer_config.json, chat template and stop ids, and tries
+    /// the template: a recipe that it cannot serve fails here and not in the middle of a run.
+    pub fn load(dir: &Path, options: ChatOptions) -> Result<Self, ChatError> {
+        let config = source::read_json(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
+        let tokenizer = ChatTokenizer::load(dir, &config)?;
+        let (text, origin) = source::find_template(dir, &config, !options.tools.is_empty())?;
+        let template = Template::new(&text, &origin, options.today)?;
+        let stop_ids = stops::stop_ids(dir, &config, &tokenizer)?;
+        let rules = ParseRules {
+            dialect: options.dialect.unwrap_or_else(|| Dialect::of_template(&text)),
+            opens_think: false,
+            schemas: schemas(&options.tools)?,
+        };
+        let mut variables: Map<String, Value> = special_tokens(&config)
+            .into_iter()
+            .map(|(name, text)| (name, Value::String(text)))
+            .collect();
+        variables.insert("documents".into(), Value::Null);
+        variables.insert("tools".into(), Value::Null);
+        variables.extend(options.kwargs);
+        let mut format = Self {
+            tokenizer,
+            template,
+            variables,
+            system: None,
+            rules,
+            turn_end: stop_ids.first().copied().ok_or(ChatError::NoStopId)?,
+            stop_ids,
+            tools_in_template: false,
+            observations: ObservationRole::Tool,
+            dummy_calls: DummyCalls::Object,
+        };
+        format.place_tools(&options.tools, options.system)?;
+        format.rules.opens_think = format.prompt_opens_think()?;
+        format.choose_observation_role()?;
+        Ok(format)
+    }
+
+    /// Hands the tools to the template if it prints them, else to the system text.
+    fn place_tools(&mut self, tools: &[Value], system: Option<String>) -> Result<(), ChatError> {
+        self.system = system.clone().map(|text| System { text, untrusted: Vec::new() });
+        if tools.is_empty() {
+            return Ok(());
+        }
+        let messages = self.opening(DUMMY_USER);
+        let without = self.template.render(&self.context(messages.clone(), true))?;
+        // An empty list is no list: some templates ask only whether there is one.
+        self.variables.insert("tools".into(), Value::Array(tools.to_vec()));
+        let with = self.template.render(&self.context(messages, true));
+        if with.as_ref().is_ok_and(|with| *with != without) {
+            self.tools_in_template = true;
+            return Ok(());
+        }
+        self.variables.insert("tools".into(), Value::Null);
+        let system = system.ok_or(ChatError::ToolsNotShown)?;
+        self.system = Some(System::describing(&system, tools)?);
+        Ok(())
+    }
+
+    /// Whether the generation prompt leaves a `<think>` open.
+    fn prompt_opens_think(&self) -> Result<bool, ChatError> {
+        let rendered = self.render(self.opening(DUMMY_USER), true)?;
+        let tail = rendered.untrusted.last().map_or(0, |range| range.end);
+        let tail = rendered.text.get(tail..).unwrap_or_default();
+        Ok(match (tail.rfind("<think>"), tail.rfind("</think>")) {
+            (Some(open), Some(close)) => open > close,
+            (open, _) => open.is_some(),
+        })
+    }
+
+    fn choose_observation_role(&mut self) -> Result<(), ChatError> {
+        let mut problem = String::from("no such message appears in the rendering");
+        let probe = [DUMMY_OBSERVATION];
+        for (role, calls) in [
+            (ObservationRole::Tool, DummyCalls::Object),
+            (ObservationRole::Tool, DummyCalls::Text),
+            (ObservationRole::Tool, DummyCalls::None),
+            (ObservationRole::User, DummyCalls::None),
+            (ObservationRole::User, DummyCalls::Object),
+        ] {
+            (self.observations, self.dummy_calls) = (role, calls);
+            let (rendered, end) = match self.after_assistant(&probe) {
+                Ok(found) => found,
+                Err(error) => {
+                    problem = error.to_string();
+                    continue;
+                }
+            };
+            let shown = |text: &str| text.contains(DUMMY_OBSERVATION);
+            if !rendered.text.get(end.1.end..).is_some_and(shown) {
+                continue;
+            }
+            if role == ObservationRole::Tool && self.treats_tool_as_any_role(&rendered.text) {
+                continue;
+            }
+            self.turn_end = end.0;
+            return Ok(());
+        }
+        Err(ChatError::NoObservations { detail: problem })
+    }
+
+    /// Whether the template prints a message of a made-up role just as it printed the tool message.
+    fn treats_tool_as_any_role(&self, with_tool: &str) -> bool {
+        let mut messages = self.dummy_turns(&[DUMMY_OBSERVATION]);
+        for message in &mut messages {
+            if message.get("role").and_then(Value::as_str) == Some("tool") {
+                message["role"] = DUMMY_ROLE.into();
+            }
+        }
+        match self.template.render(&self.context(messages, true)) {
+            Ok(text) => {
+                text.contains(DUMMY_OBSERVATION) && text.replace(DUMMY_ROLE, "tool") == with_tool
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The messages of an episode's start.
+    fn opening(&self, user: &str) -> Vec<Value> {
+        let user = json!({"role": "user", "content": user});
+        let system = self.system.iter().map(|s| json!({"role": "system", "content": s.text}));
+        system.chain([user]).collect()
+    }
+
+    /// An opening, a dummy assistant turn, and the observations after it.
+    fn dummy_turns(&self, observations: &[&str]) -> Vec<Value> {
+        let mut messages = self.opening(DUMMY_USER);
+        let mut assistant = json!({"role": "assistant", "content": DUMMY_ASSISTANT});
+        let arguments = match self.dummy_calls {
+            DummyCalls::Object => Some(json!({})),
+            DummyCalls::Text => Some(json!("{}")),
+            DummyCalls::None => None,
+        };
+        if let Some(arguments) = arguments {
+            assistant["tool_calls"] = json!([{
+                "id": DUMMY_CALL_ID,
+                "type": "function",
+                "function": {"name": DUMMY_TOOL, "arguments": arguments},
+            }]);
+        }
+        messages.push(assistant);
+        match self.observations {
+            ObservationRole::Tool => messages.extend(observations.iter().map(|text| {
+                json!({"role": "tool", "name": DUMMY_TOOL, "tool_call_id": DUMMY_CALL_ID, "content": text})
+            })),
+            ObservationRole::User => {
+                messages.push(json!({"role": "user", "content": observations.join("\n")}));
+            }
+        }
+        messages
+    }
+
+    /// The rendering of a dummy turn and `observations`, with the stop token that closes the turn.
+    fn after_assistant(&self, observations: &[&str]) -> Result<(Rendered, Span), ChatError> {
+        let rendered = self.render(self.dummy_turns(observations), true)?;
+        let outside = |at: &usize| {
+            let next = rendered.untrusted.partition_point(|range| range.end <= *at);
+            rendered.untrusted.get(next).is_none_or(|range| range.start > *at)
+        };
+        let mentions = |dummy: &'static str| {
+            rendered.text.match_indices(dummy).map(|(at, _)| at).filter(outside)
+        };
+        // Some templates leave the content out where there is a call; a tool message may repeat the name.
+        let at =
+            mentions(DUMMY_ASSISTANT).last().or_else(|| mentions(DUMMY_TOOL).next()).unwrap_or(0);
+        let spans = self.tokenizer.spans(&rendered.text, &rendered.untrusted)?;
+        let end =
+            spans.into_iter().find(|(id, range)| range.start > at && self.stop_ids.contains(id));
+        match end {
+            Some(span) => Ok((rendered, span)),
+            None => Err(ChatError::NoEndOfTurn { stops: self.stop_texts() }),
+        }
+    }
+
+    fn stop_texts(&self) -> String {
+        let texts: Vec<String> =
+            self.stop_ids.iter().filter_map(|id| self.tokenizer.token(*id)).collect();
+        texts.join(", ")
+    }
+
+    fn context(&self, messages: Vec<Value>, add_generation_prompt: bool) -> Map<String, Value> {
+        let mut context = self.variables.clone();
+        context.insert("messages".into(), Value::Array(messages));
+        context.insert("add_generation_prompt".into(), Value::Bool(add_generation_prompt));
+        context
+    }
+
+    fn render(&self, messages: Vec<Value>, generate: bool) -> Result<Rendered, ChatError> {
+        let first = messages.first().and_then(|m| m.get("content")).and_then(Value::as_str);
+        let ours = self.system.as_ref().filter(|system| first == Some(&system.text));
+        let system = ours.map_or(&[][..], |system| &system.untrusted);
+        let context = self.context(messages, generate);
+        marks::render(&self.template, &context, system, |text| self.tokenizer.touches_control(text))
+    }
+
+    /// The ids of an episode's start, the generation prompt included: the system text if there is one,
+    /// and a user message with the task's prompt and, right after it, what the environment's reset said.
+    pub fn prompt(&self, task_prompt: &str, reset_text: &str) -> Result<Vec<u32>, ChatError> {
+        let rendered = self.render(self.opening(&format!("{task_prompt}{reset_text}")), true)?;
+        self.tokenizer.encode(&rendered.text, &rendered.untrusted)
+    }
+
+    /// The ids between the last sampled id of an assistant turn and the next one's first: the end of the
+    /// turn's line, the observations, and the generation prompt.
+    ///
+    /// A turn that sampled its stop id gets what follows it. A turn cut by the length limit
+    /// ([`FinishReason::Length`]) gets the template's own stop id first, as an external id that carries
+    /// no loss; a run that ends such episodes never asks for it.
+    ///
+    /// # Errors
+    /// Without observations there is nothing to answer; where the template reshapes an observation.
+    pub fn suffix<S: AsRef<str>>(
+        &self,
+        finish: FinishReason,
+        observations: &[S],
+    ) -> Result<Vec<u32>, ChatError> {
+        if observations.is_empty() {
+            return Err(ChatError::EmptySuffix);
+        }
+        let observations: Vec<&str> = observations.iter().map(AsRef::as_ref).collect();
+        let (rendered, (_, end)) = self.after_assistant(&observations)?;
+        let mut ids = self.encode_from(&rendered, end.start)?;
+        if finish == FinishReason::Stop && !ids.is_empty() {
+            ids.remove(0);
+        }
+        Ok(ids)
+    }
+
+    /// Encodes the rest of a rendering from a control token on, so that what follows it is encoded as
+    /// in the whole.
+    fn encode_from(&self, rendered: &Rendered, start: usize) -> Result<Vec<u32>, ChatError> {
+        let untrusted: Vec<Range<usize>> = rendered
+            .untrusted
+            .iter()
+            .filter(|range| range.start >= start)
+            .map(|range| range.start - start..range.end - start)
+            .collect();
+        self.tokenizer.encode(rendered.text.get(start..).unwrap_or_default(), &untrusted)
+    }
+
+    /// The ids that a policy would sample to say `text`, its stop id included: for scripted policies and
+    /// supervised rows. Control tokens in `text` count.
+    pub fn turn(&self, text: &str) -> Result<Vec<u32>, ChatError> {
+        // Encoded after a control token, as it stands in a stream.
+        let end = self.tokenizer.token(self.turn_end).unwrap_or_default();
+        let mut ids = self.tokenizer.encode(&format!("{end}{text}"), &[])?;
+        if ids.first() == Some(&self.turn_end) {
+            ids.remove(0);
+        }
+        ids.push(self.turn_end);
+        Ok(ids)
+    }
+
+    /// The ids of a whole conversation as the template writes it. System and assistant messages are
+    /// trusted; user and tool messages are not.
+    pub fn conversation(
+        &self,
+        messages: &[Value],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>, ChatError> {
+        let rendered = self.render(messages.to_vec(), add_generation_prompt)?;
+        self.tokenizer.encode(&rendered.text, &rendered.untrusted)
+    }
+
+    /// Reads a sampled turn: `ids` as sampled, the stop id included.
+    pub fn parse(&self, ids: &[u32], finish: FinishReason) -> Turn {
+        let body = match ids.split_last() {
+            Some((last, body)) if finish == FinishReason::Stop && self.stop_ids.contains(last) => {
+                body
+            }
+            _ => ids,
+        };
+        parse_turn(self.tokenizer.decode(body), ids.len(), finish, &self.rules)
+    }
+
+    /// The ids that end an assistant turn; never empty.
+    pub fn stop_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
+    /// The stop id that the template itself writes at the end of an assistant turn.
+    pub fn turn_end(&self) -> u32 {
+        self.turn_end
+    }
+
+    /// The text of `ids`, control tokens included; see [`ChatTokenizer::decode`].
+    pub fn decode(&self, ids: &[u32]) -> String {
+        self.tokenizer.decode(ids)
+    }
+
+    /// The ids that no untrusted text can become.
+    pub fn control_ids(&self) -> BTreeSet<u32> {
+        self.tokenizer.control_ids()
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &ChatTokenizer {
+        &self.tokenizer
+    }
+
+    /// Whether the template prints the tools; otherwise the system text describes them.
+    pub fn tools_in_template(&self) -> bool {
+        self.tools_in_template
+    }
+
+    /// How observations are shown.
+    pub fn observation_role(&self) -> ObservationRole {
+        self.observations
+    }
+
+    /// How tool calls are written.
+    pub fn dialect(&self) -> Dialect {
+        self.rules.dialect
+    }
+
+    /// Whether the policy starts its turns inside an open `<think>`.
+    pub fn opens_think(&self) -> bool {
+        self.rules.opens_think
+    }
+}
+
+/// The argument schema of each tool by its name.
+fn schemas(tools: &[Value]) -> Result<Map<String, Value>, ChatError> {
+    let mut schemas = Map::new();
+    let mut names = HashSet::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let bad = |detail| ChatError::Tool { index, detail };
+        let function = tool.get("function").unwrap_or(tool);
+        let name = function.get("name").and_then(Value::as_str).ok_or_else(|| bad("no `name`"))?;
+        if !names.insert(name) {
+            return Err(bad("a second tool of this name"));
+        }
+        schemas.insert(name.to_owned(), function.get("parameters").cloned().unwrap_or(Value::Null));
+    }
+    Ok(schemas)
+}
+
+/// The system message. The recipe's words are trusted; the tools' JSON, where they hold it, is not.
+#[derive(Clone, Debug)]
+struct System {
+    text: String,
+    /// Byte ranges of the tools' JSON.
+    untrusted: Vec<Range<usize>>,
+}
+
+impl System {
+    /// `system` with `{tools}` replaced by the tools' JSON, one a line.
+    fn describing(system: &str, tools: &[Value]) -> Result<Self, ChatError> {
+        let mut this = Self { text: String::new(), untrusted: Vec::new() };
+        for (i, part) in system.split("{tools}").enumerate() {
+            if i > 0 {
+                for (j, tool) in tools.iter().enumerate() {
+                    if j > 0 {
+                        this.text.push('\n');
+                    }
+                    let start = this.text.len();
+                    this.text.push_str(&dumps(tool)?);
+                    this.untrusted.push(start..this.text.len());
+                }
+            }
+            this.text.push_str(part);
+        }
+        Ok(this)
+    }
+}
