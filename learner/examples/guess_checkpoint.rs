@@ -15,13 +15,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use environments::EnvironmentSpec;
+use environments::{
+    EnvironmentSpec, Simulation as _,
+    guess::{Guess, Settings},
+};
 use safetensors::{Dtype, tensor::TensorView};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokenizers::{
     AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper,
     PreTokenizerWrapper, SplitDelimiterBehavior, TokenizerBuilder,
-    models::{bpe::BPE, TrainerWrapper, bpe::BpeTrainer},
+    models::{TrainerWrapper, bpe::BPE, bpe::BpeTrainer},
     pre_tokenizers::{
         byte_level::ByteLevel,
         sequence::Sequence,
@@ -29,7 +32,7 @@ use tokenizers::{
     },
 };
 
-const GAMES: usize = 6000;
+const GAMES: u64 = 6000;
 const VOCABULARY: usize = 400;
 const HIDDEN: usize = 64;
 const LAYERS: usize = 3;
@@ -87,9 +90,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let environment = json!({"name": "guess", "n": 8, "max_turns": 3});
     let spec = EnvironmentSpec::parse(&environment)?;
-    let tools: Vec<Value> = spec.tools().iter().map(|tool| tool.to_json()).collect();
+    let tools: Vec<Value> = spec.tools()?.iter().map(|tool| tool.to_json()).collect();
     let mut random = Random(20);
-    let games: Vec<Value> = (0..GAMES).map(|i| game(&mut random, i, &tools)).collect();
+    let games: Vec<Value> =
+        (0..GAMES).map(|i| game(&mut random, i, &tools)).collect::<Result<_, _>>()?;
 
     let mut rows = fs::File::create(out.join("games.jsonl"))?;
     for row in &games {
@@ -103,39 +107,33 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One scripted game as a conversation row.
-fn game(random: &mut Random, index: usize, tools: &[Value]) -> Value {
-    let target = random.between(1, 8);
+/// One scripted game as a conversation row, played against the real environment.
+fn game(random: &mut Random, index: u64, tools: &[Value]) -> Result<Value, Box<dyn Error>> {
+    let mut game = Guess::new(Settings::default());
+    // Seeds far from those of the datasets below.
+    let reset = game.reset(&Map::new(), (1 << 40) + index)?.unwrap_or_default();
     let (mut lo, mut hi) = (1, 8);
-    let reset = "Guess a number from 1 to 8. You have 3 guesses.";
     let mut messages = vec![json!({"role": "user", "content": format!("{PROMPT}{reset}")})];
-    for _ in 0..3 {
-        let guess = if random.unit() < ATTENTIVE {
-            random.between(lo, hi)
-        } else {
-            random.between(1, 8)
-        };
+    loop {
+        let guess =
+            if random.unit() < ATTENTIVE { random.between(lo, hi) } else { random.between(1, 8) };
+        let arguments = json!({"value": guess});
         messages.push(json!({"role": "assistant", "content": "", "tool_calls": [
-            {"type": "function", "function": {"name": "guess", "arguments": {"value": guess}}}]}));
-        let answer = match guess.cmp(&target) {
-            std::cmp::Ordering::Equal => "correct",
-            std::cmp::Ordering::Less => "higher",
-            std::cmp::Ordering::Greater => "lower",
-        };
-        if guess == target {
-            break;
+            {"type": "function", "function": {"name": "guess", "arguments": arguments}}]}));
+        let arguments: Map<String, Value> =
+            [("value".to_owned(), guess.into())].into_iter().collect();
+        let answer = game.call("guess", &arguments).map_err(|raised| raised.0)?;
+        if game.done() {
+            return Ok(
+                json!({"id": format!("game-{index}"), "messages": messages, "tools": tools}),
+            );
         }
-        if guess < target {
-            lo = lo.max(guess + 1);
-        } else {
-            hi = hi.min(guess - 1);
+        match answer.as_str() {
+            "higher" => lo = lo.max(guess + 1),
+            _ => hi = hi.min(guess - 1),
         }
         messages.push(json!({"role": "tool", "content": answer}));
     }
-    if messages.last().is_some_and(|m| m["role"] == "tool") {
-        messages.pop();
-    }
-    json!({"id": format!("game-{index}"), "messages": messages, "tools": tools})
 }
 
 /// Trains the tokenizer on the games' text, every merge inside Qwen-like word boundaries.
@@ -171,7 +169,7 @@ fn tokenizer(model: &Path, games: &[Value]) -> Result<(), Box<dyn Error>> {
     let mut trainer = TrainerWrapper::BpeTrainer(
         BpeTrainer::builder()
             .vocab_size(VOCABULARY - CONTROL.len())
-            .initial_alphabet(ByteLevel::alphabet())
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .show_progress(false)
             .build(),
     );
@@ -278,7 +276,9 @@ fn checkpoint(model: &Path, random: &mut Random) -> Result<(), Box<dyn Error>> {
     ones("model.norm.weight".into(), HIDDEN);
     let views = tensors
         .iter()
-        .map(|(name, (shape, bytes))| Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?)))
+        .map(|(name, (shape, bytes))| {
+            Ok((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?))
+        })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
     let metadata = Some([("format".to_string(), "pt".to_string())].into());
     safetensors::serialize_to_file(views, metadata, &model.join("model.safetensors"))?;

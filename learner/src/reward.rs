@@ -36,10 +36,8 @@ pub enum RewardProtocol {
 
 impl RewardProtocol {
     /// All of them, as recipes name them.
-    pub const NAMES: [(&str, Self); 2] = [
-        ("environment", Self::Environment),
-        ("trusted-milestones-v1", Self::TrustedMilestonesV1),
-    ];
+    pub const NAMES: [(&str, Self); 2] =
+        [("environment", Self::Environment), ("trusted-milestones-v1", Self::TrustedMilestonesV1)];
 
     /// Whether it can score this environment.
     ///
