@@ -13,6 +13,7 @@
 //! Built-in games are [`Simulation`]s, pure and deterministic; [`Simulated`] is the one adapter that
 //! makes an [`Environment`] of them. Nothing here talks to a learner.
 
+pub mod add;
 pub mod arguments;
 pub mod check;
 pub mod draws;

@@ -14,7 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
-    Description, Environment, Fault, Limits, Score, SpecError, ToolSpec,
+    Description, Environment, Fault, Limits, Score, SpecError, ToolSpec, add,
     fields::{Fields, shown},
     guess, recorder,
 };
@@ -50,7 +50,7 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
 type Parse = fn(&mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError>;
 
 /// What there is, by name.
-const REGISTRY: [(&str, Parse); 1] = [(guess::NAME, guess::parse)];
+const REGISTRY: [(&str, Parse); 2] = [(guess::NAME, guess::parse), (add::NAME, add::parse)];
 
 /// An environment as a recipe asks for it.
 #[derive(Clone, Debug)]
