@@ -4,19 +4,35 @@
 //! hash and compare. Wire types live apart from them and are converted by validating `TryFrom`s.
 //! This crate knows neither Burn nor the files of a run.
 
+mod admission;
+mod backoff;
 pub mod digest;
+pub mod endpoint;
 pub mod episode;
 pub mod frame;
+pub mod identity;
+pub mod join;
 pub mod lease;
 pub mod manifest;
 pub mod message;
 pub mod noise_key;
+mod private;
+pub mod session;
+mod tls;
 pub mod trace;
 pub mod wire;
 
+pub use backoff::Backoff;
 pub use digest::{ActorId, Digest, EpisodeId, PolicyDigest, RunId, StreamHasher};
+pub use endpoint::{
+    ActorEndpoint, ActorLink, AdapterShelf, AdapterStore, Arrival, BindError, CloseCode,
+    ConnectError, FetchError, JoinFailure, LearnerConfig, LearnerEndpoint, LearnerLink, LinkConfig,
+    LinkError, ToActor, ToLearner,
+};
 pub use episode::{Episode, EpisodeEnd, FinishReason, Span};
 pub use frame::PROTOCOL_VERSION;
+pub use identity::{Identity, IdentityError};
+pub use join::{Join, JoinError, Secret};
 pub use lease::{Lease, LeaseId, Sampling, Split, Task};
 pub use manifest::{AdapterManifest, Assembly, ManifestError};
 pub use message::{
@@ -24,5 +40,6 @@ pub use message::{
     OnMalformed, RefusalCode, Refused, RunSettings, Welcome,
 };
 pub use noise_key::NoiseKey;
+pub use session::Admission;
 pub use trace::{CallKind, CallPermit, ParsedCall, TraceChain, TraceRow};
 pub use wire::WireError;

@@ -19,6 +19,7 @@ pub use control::{
     decode_welcome, encode_fetch, encode_from_actor, encode_from_learner, encode_hello,
     encode_refused, encode_welcome,
 };
+pub(crate) use episode::check_episode_len;
 pub use episode::peek_lease;
 
 use serde::{Deserialize, Serialize};

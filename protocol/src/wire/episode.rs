@@ -83,10 +83,7 @@ impl Episode {
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         self.validate()?;
         let body = encode_body("episode", &EpisodeWire::from(self))?;
-        let cap = Kind::Episode.cap();
-        CHECK.ensure(body.len() <= cap, "body", || {
-            format!("{} bytes, the limit is {cap}", body.len())
-        })?;
+        check_episode_len(body.len())?;
         Ok(body)
     }
 
@@ -95,10 +92,7 @@ impl Episode {
     /// # Errors
     /// The bytes are no episode, or one that breaks a rule of [`Episode::validate`].
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
-        let cap = Kind::Episode.cap();
-        CHECK.ensure(body.len() <= cap, "body", || {
-            format!("{} bytes, the limit is {cap}", body.len())
-        })?;
+        check_episode_len(body.len())?;
         let wire: EpisodeWire<'_> = decode_body("episode", body)?;
         let episode = Self::try_from(wire)?;
         episode.validate()?;
@@ -139,6 +133,12 @@ impl EpisodeId {
     pub fn of_body(body: &[u8]) -> Self {
         Self(Digest::of(body))
     }
+}
+
+/// Whether an episode's body fits its frame.
+pub(crate) fn check_episode_len(len: usize) -> Result<(), WireError> {
+    let cap = Kind::Episode.cap();
+    CHECK.ensure(len <= cap, "body", || format!("{len} bytes, the limit is {cap}"))
 }
 
 /// The run and lease that a body claims to answer, without decoding the rest. A hint for

@@ -1,0 +1,79 @@
+//! The edges: QUIC sockets, clocks and tasks around the session.
+//!
+//! One connection carries: the admission preamble on the actor's first one-way stream; one two-way
+//! control stream; each episode on a one-way stream of its own, read one after the other so that
+//! order is kept and one episode at a time is in memory; each chunk of an adapter on a two-way
+//! stream of its own. Until the preamble is proven a peer has one stream and a 16 KiB window.
+
+mod actor;
+mod close;
+mod connect_error;
+mod fetch;
+mod learner;
+mod link;
+mod socket;
+mod stream;
+mod to_actor;
+mod to_learner;
+
+use std::time::Duration;
+
+pub use actor::{ActorEndpoint, SocketFactory};
+pub use close::{CloseCode, LinkError};
+pub use connect_error::ConnectError;
+pub use fetch::{AdapterChunk, AdapterShelf, AdapterStore, FetchError};
+pub use learner::{Arrival, BindError, JoinFailure, LearnerConfig, LearnerEndpoint};
+pub use to_actor::{ActorLink, ToActor};
+pub use to_learner::{LearnerLink, ToLearner};
+
+/// What network the traffic crosses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// Default windows and Cubic: little queueing, so control stays quick beside bulk.
+    #[default]
+    Lan,
+    /// BBR and a 16 MiB stream window, for long and lossy paths.
+    Wan,
+}
+
+/// Times and sizes of a connection. The default is what runs use; tests shorten it.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Network profile.
+    pub profile: Profile,
+    /// A silent side says something this often.
+    pub keep_alive: Duration,
+    /// A peer that is silent for this long is gone.
+    pub idle: Duration,
+    /// The preamble, and then the hello and its answer, must arrive within this time.
+    pub join: Duration,
+    /// How long an actor tries to reach a learner before it says that there is no answer.
+    pub reach: Duration,
+    /// A frame must be whole this long after its first byte.
+    pub frame: Duration,
+    /// Bytes of the socket's buffers, where the system allows.
+    pub socket_buffer: usize,
+    /// Chunks of an adapter that are fetched at a time.
+    pub fetch_parallel: usize,
+    /// Makes packet contents repeatable, for simulations only.
+    pub rng_seed: Option<[u8; 32]>,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            profile: Profile::Lan,
+            keep_alive: Duration::from_secs(5),
+            idle: Duration::from_secs(30),
+            join: Duration::from_secs(5),
+            reach: Duration::from_secs(10),
+            frame: Duration::from_secs(120),
+            socket_buffer: 8 << 20,
+            fetch_parallel: 4,
+            rng_seed: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,481 @@
+//! The learner's endpoint: who knocks, who gets in, and what a stranger can cost.
+//!
+//! A connection attempt becomes an [`ActorLink`] after a TLS handshake with the client's key proven,
+//! the preamble with the right version and proof, and a hello that fits, each within its time.
+//! Everything else becomes a [`JoinFailure`] for the learner's log and a close code for the peer.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use quinn::{
+    AsyncUdpSocket, Connection, ConnectionError, Endpoint, Incoming, TokioRuntime, VarInt,
+};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+    time::timeout,
+};
+
+use super::{
+    LinkConfig,
+    close::{CloseCode, LinkError, close, tls_alert},
+    fetch::AdapterStore,
+    socket::{self, RECEIVE_WINDOW},
+    stream::{FrameReader, pack},
+    to_actor::{ActorLink, Links},
+};
+use crate::{
+    ActorId, Digest, Hello, Identity, RefusalCode, Refused,
+    admission::{self, Binding},
+    frame::{Channel, Kind},
+    join::{Join, Secret},
+    session::{Admission, LearnerEvent, LearnerSession, Violation},
+    tls, wire,
+};
+
+/// Joins under way at a time; more are refused before they cost a handshake.
+const MAX_JOINING: usize = 256;
+/// From this many on, a peer must show that it receives at its address before it is heard.
+const RETRY_FROM: usize = 32;
+/// Episodes on their way at a time, and adapter chunks being served at a time, for each actor.
+const STREAMS: u32 = 8;
+/// How long a refused actor may take to read its refusal.
+const LINGER: Duration = Duration::from_secs(2);
+/// TLS alert: certificate required.
+const ALERT_NO_CERTIFICATE: u8 = 116;
+
+/// What a learner's endpoint needs to know.
+#[derive(Clone)]
+pub struct LearnerConfig {
+    /// Who is let in and what they are told.
+    pub admission: Admission,
+    /// Where adapter chunks come from.
+    pub store: Arc<dyn AdapterStore>,
+    /// Actors at a time.
+    pub max_actors: usize,
+    /// Times and sizes.
+    pub link: LinkConfig,
+}
+
+impl LearnerConfig {
+    /// Up to 1024 actors with default times.
+    pub fn new(admission: Admission, store: Arc<dyn AdapterStore>) -> Self {
+        Self { admission, store, max_actors: 1024, link: LinkConfig::default() }
+    }
+}
+
+impl std::fmt::Debug for LearnerConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LearnerConfig")
+            .field("admission", &self.admission)
+            .field("max_actors", &self.max_actors)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a learner cannot listen.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another process has the port.
+    #[error("listen address {0}: the port is in use: choose another, or port 0 for any free one")]
+    InUse(SocketAddr),
+    /// The operating system refuses.
+    #[error("listen address {addr}: {source}")]
+    Io {
+        /// The address.
+        addr: SocketAddr,
+        /// Its words.
+        source: io::Error,
+    },
+    /// The identity does not work for TLS.
+    #[error("identity: {0}")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Why a peer did not become an actor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinFailure {
+    /// It presented no certificate.
+    #[error("no client certificate: this is no actor of ours")]
+    NoCertificate,
+    /// Its proof does not hold: another secret, or made for another key or session.
+    #[error("wrong secret, or a proof made for another identity: give it the current join string")]
+    Proof,
+    /// Another protocol version.
+    #[error("{}", admission::version_refusal(*.0))]
+    Version(u16),
+    /// It did not finish in time.
+    #[error("joining took longer than {0} s")]
+    Slow(u64),
+    /// Its hello was refused.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// It was shut out before.
+    #[error("this actor was shut out")]
+    Revoked,
+    /// Too many peers join at the moment.
+    #[error("too many peers are joining at once")]
+    Busy,
+    /// Its first bytes are no preamble.
+    #[error("its first bytes are not those of an actor")]
+    Preamble,
+    /// Anything else that ended the connection.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+}
+
+/// What came of a connection attempt.
+#[derive(Debug)]
+pub enum Arrival {
+    /// A new actor.
+    Joined(ActorLink),
+    /// One that was not let in.
+    Refused {
+        /// Where it came from.
+        remote: SocketAddr,
+        /// Who it is, where it got far enough to prove that.
+        actor: Option<ActorId>,
+        /// Why.
+        failure: JoinFailure,
+    },
+}
+
+struct Shared {
+    config: LearnerConfig,
+    secret: Mutex<Secret>,
+    revoked: Mutex<HashSet<ActorId>>,
+    links: Links,
+    joining: Arc<Semaphore>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A listening learner. Dropping it stops listening and closes every link.
+pub struct LearnerEndpoint {
+    endpoint: Endpoint,
+    fingerprint: Digest,
+    shared: Arc<Shared>,
+    arrivals: mpsc::Receiver<Arrival>,
+    listener: JoinHandle<()>,
+}
+
+impl std::fmt::Debug for LearnerEndpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "LearnerEndpoint({:?})", self.endpoint.local_addr())
+    }
+}
+
+impl LearnerEndpoint {
+    /// Listens on `addr` (port 0: any free one). Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The port is in use, or the address is not ours.
+    pub fn bind(
+        addr: SocketAddr,
+        identity: &Identity,
+        secret: Secret,
+        config: LearnerConfig,
+    ) -> Result<Self, BindError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse(addr),
+            _ => BindError::Io { addr, source },
+        };
+        let socket = socket::bind(addr, config.link.socket_buffer).map_err(failed)?;
+        let endpoint = Endpoint::new(
+            socket::endpoint_config(&config.link),
+            Some(server_config(identity, &config.link)?),
+            socket,
+            Arc::new(TokioRuntime),
+        );
+        Ok(Self::start(endpoint.map_err(failed)?, identity, secret, config))
+    }
+
+    /// Listens on a socket of the caller's making, such as a simulated one.
+    ///
+    /// # Errors
+    /// The identity does not work, or the socket is refused.
+    pub fn over(
+        socket: Arc<dyn AsyncUdpSocket>,
+        identity: &Identity,
+        secret: Secret,
+        config: LearnerConfig,
+    ) -> Result<Self, BindError> {
+        let addr = socket.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
+        let endpoint = Endpoint::new_with_abstract_socket(
+            socket::endpoint_config(&config.link),
+            Some(server_config(identity, &config.link)?),
+            socket,
+            Arc::new(TokioRuntime),
+        );
+        let endpoint = endpoint.map_err(|source| BindError::Io { addr, source })?;
+        Ok(Self::start(endpoint, identity, secret, config))
+    }
+
+    fn start(
+        endpoint: Endpoint,
+        identity: &Identity,
+        secret: Secret,
+        config: LearnerConfig,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            config,
+            secret: Mutex::new(secret),
+            revoked: Mutex::default(),
+            links: Arc::new(Mutex::new(HashMap::new())),
+            joining: Arc::new(Semaphore::new(MAX_JOINING)),
+        });
+        let (sender, arrivals) = mpsc::channel(64);
+        let listener = tokio::spawn(listen(endpoint.clone(), shared.clone(), sender));
+        Self { endpoint, fingerprint: identity.fingerprint(), shared, arrivals, listener }
+    }
+
+    /// The next peer that joined or failed to. Cancel-safe. `None` after [`Self::shutdown`].
+    pub async fn accept(&mut self) -> Option<Arrival> {
+        self.arrivals.recv().await
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.endpoint.local_addr()
+    }
+
+    /// The join string for actors that reach this machine as `host`.
+    ///
+    /// # Errors
+    /// The socket is gone.
+    pub fn join(&self, host: &str) -> io::Result<Join> {
+        Ok(Join {
+            host: host.to_owned(),
+            port: self.local_addr()?.port(),
+            learner: self.fingerprint,
+            secret: lock(&self.shared.secret).clone(),
+        })
+    }
+
+    /// From now on actors join with another secret. Links that exist stay.
+    pub fn set_secret(&self, secret: Secret) {
+        *lock(&self.shared.secret) = secret;
+    }
+
+    /// Shuts an actor out, now and later.
+    pub fn revoke(&self, actor: ActorId) {
+        lock(&self.shared.revoked).insert(actor);
+        if let Some(connection) = lock(&self.shared.links).remove(&actor) {
+            close(&connection, CloseCode::Revoked, "this actor was shut out by the learner");
+        }
+    }
+
+    /// Closes every link, saying why, and waits up to two seconds until the peers know.
+    pub async fn shutdown(self, code: CloseCode, reason: &str) {
+        self.listener.abort();
+        self.endpoint.close(VarInt::from_u32(code.number()), wire::line(reason).as_bytes());
+        let _ = timeout(LINGER, self.endpoint.wait_idle()).await;
+    }
+}
+
+impl Drop for LearnerEndpoint {
+    fn drop(&mut self) {
+        self.listener.abort();
+        self.endpoint.close(VarInt::from_u32(CloseCode::GoingAway.number()), b"learner stopped");
+    }
+}
+
+fn server_config(
+    identity: &Identity,
+    config: &LinkConfig,
+) -> Result<quinn::ServerConfig, rustls::Error> {
+    let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls::server(identity)?));
+    server
+        .transport_config(socket::transport(config, true))
+        .max_incoming(MAX_JOINING)
+        .incoming_buffer_size(64 << 10)
+        .incoming_buffer_size_total(8 << 20);
+    Ok(server)
+}
+
+async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<Arrival>) {
+    while let Some(incoming) = endpoint.accept().await {
+        let remote = incoming.remote_address();
+        let joining = MAX_JOINING - shared.joining.available_permits();
+        if joining >= RETRY_FROM && !incoming.remote_address_validated() && incoming.may_retry() {
+            // It can only fail for connections that were validated.
+            let _ = incoming.retry();
+            continue;
+        }
+        let Ok(permit) = shared.joining.clone().try_acquire_owned() else {
+            incoming.refuse();
+            // A full log must not slow the listener.
+            let failure = JoinFailure::Busy;
+            let _ = arrivals.try_send(Arrival::Refused { remote, actor: None, failure });
+            continue;
+        };
+        let (shared, arrivals) = (shared.clone(), arrivals.clone());
+        tokio::spawn(async move {
+            let mut actor = None;
+            let joined = join(incoming, &shared, &mut actor).await;
+            drop(permit);
+            match joined {
+                Ok(link) => {
+                    let _ = arrivals.send(Arrival::Joined(link)).await;
+                }
+                Err(failure) => {
+                    let _ = arrivals.try_send(Arrival::Refused { remote, actor, failure });
+                }
+            }
+        });
+    }
+}
+
+async fn join(
+    incoming: Incoming,
+    shared: &Arc<Shared>,
+    actor: &mut Option<ActorId>,
+) -> Result<ActorLink, JoinFailure> {
+    let patience = shared.config.link.join;
+    let slow = JoinFailure::Slow(patience.as_secs());
+    let connecting = incoming.accept().map_err(handshake_failure)?;
+    let Ok(connection) = timeout(patience, connecting).await else { return Err(slow) };
+    let connection = connection.map_err(handshake_failure)?;
+    let joined = timeout(patience, admit(&connection, shared, actor)).await.unwrap_or(Err(slow));
+    if let Err(failure) = &joined {
+        turn_away(&connection, failure).await;
+    }
+    joined
+}
+
+fn handshake_failure(error: ConnectionError) -> JoinFailure {
+    if tls_alert(&error) == Some(ALERT_NO_CERTIFICATE) {
+        JoinFailure::NoCertificate
+    } else {
+        JoinFailure::Link(error.into())
+    }
+}
+
+/// From a finished handshake to a welcomed actor.
+async fn admit(
+    connection: &Connection,
+    shared: &Arc<Shared>,
+    actor: &mut Option<ActorId>,
+) -> Result<ActorLink, JoinFailure> {
+    let fingerprint = peer_fingerprint(connection).ok_or(JoinFailure::NoCertificate)?;
+    let id = ActorId(fingerprint);
+    *actor = Some(id);
+    let secret = lock(&shared.secret).clone();
+    prove(connection, &fingerprint, &secret).await?;
+    if lock(&shared.revoked).contains(&id) {
+        return Err(JoinFailure::Revoked);
+    }
+    // Proven: room for a control stream, episodes and fetches.
+    connection.set_receive_window(VarInt::from_u32(RECEIVE_WINDOW));
+    connection.set_max_concurrent_uni_streams(VarInt::from_u32(STREAMS));
+    connection.set_max_concurrent_bi_streams(VarInt::from_u32(STREAMS + 1));
+
+    let (mut send, recv) = connection.accept_bi().await.map_err(LinkError::from)?;
+    let mut reader = FrameReader::new(recv, Channel::ActorControl, shared.config.link.frame);
+    let frame = reader.next().await?;
+    let frame = frame.ok_or(LinkError::from(Violation::Stream("it ended before the hello")))?;
+    let mut session = LearnerSession::new();
+    let LearnerEvent::Hello(hello) = session.receive(frame).map_err(LinkError::from)? else {
+        return Err(LinkError::from(Violation::Stream("it does not start with a hello")).into());
+    };
+    let answer = judge(shared, &id, &hello);
+    let (kind, body) = match &answer {
+        Ok(()) => (Kind::Welcome, wire::encode_welcome(&shared.config.admission.welcome)),
+        Err(refused) => (Kind::Refused, wire::encode_refused(refused)),
+    };
+    let body = body.map_err(LinkError::Unsendable)?;
+    let frame = pack(kind, &body).map_err(|error| LinkError::Transport(error.to_string()))?;
+    send.write_chunk(frame).await.map_err(super::stream::write_error)?;
+    if let Err(refused) = answer {
+        let _ = send.finish();
+        return Err(refused.into());
+    }
+    session.admit(&hello);
+    supersede(connection, shared, id);
+    let config = &shared.config;
+    let streams = (send, reader);
+    Ok(ActorLink::start(id, hello, connection.clone(), streams, session, config, &shared.links))
+}
+
+fn judge(shared: &Shared, id: &ActorId, hello: &Hello) -> Result<(), Refused> {
+    shared.config.admission.judge(hello)?;
+    let links = lock(&shared.links);
+    let others = links.keys().filter(|other| *other != id).count();
+    if others >= shared.config.max_actors {
+        return Err(Refused {
+            code: RefusalCode::Full,
+            message: format!("the learner has its {others} actors: start this one later"),
+            expected: format!("fewer than {}", shared.config.max_actors),
+            got: others.to_string(),
+        });
+    }
+    Ok(())
+}
+
+/// One link an identity: the newer one counts, since the older may be a connection that died
+/// without a word.
+fn supersede(connection: &Connection, shared: &Shared, id: ActorId) {
+    if let Some(old) = lock(&shared.links).insert(id, connection.clone()) {
+        let reason = "another process joined with this identity: give each its own directory";
+        close(&old, CloseCode::Superseded, reason);
+    }
+}
+
+fn peer_fingerprint(connection: &Connection) -> Option<Digest> {
+    let chain = connection.peer_identity()?;
+    let chain = chain.downcast::<Vec<rustls::pki_types::CertificateDer<'static>>>().ok()?;
+    chain.first().map(|certificate| Digest::of(certificate))
+}
+
+async fn prove(
+    connection: &Connection,
+    fingerprint: &Digest,
+    secret: &Secret,
+) -> Result<(), JoinFailure> {
+    let mut stream = connection.accept_uni().await.map_err(LinkError::from)?;
+    let short = |error: quinn::ReadExactError| match error {
+        quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(lost)) => {
+            JoinFailure::Link(lost.into())
+        }
+        _ => JoinFailure::Preamble,
+    };
+    let mut head = [0; admission::HEAD_LEN];
+    stream.read_exact(&mut head).await.map_err(short)?;
+    let version = admission::version(&head).ok_or(JoinFailure::Preamble)?;
+    if version != crate::PROTOCOL_VERSION {
+        return Err(JoinFailure::Version(version));
+    }
+    let mut proof = [0; admission::PROOF_LEN];
+    stream.read_exact(&mut proof).await.map_err(short)?;
+    let binding = Binding::of(connection, fingerprint).ok_or(JoinFailure::Proof)?;
+    if binding.verify(secret, &proof) { Ok(()) } else { Err(JoinFailure::Proof) }
+}
+
+/// Tells a peer why it is not let in.
+async fn turn_away(connection: &Connection, failure: &JoinFailure) {
+    let code = match failure {
+        JoinFailure::Version(_) => CloseCode::Version,
+        JoinFailure::Proof | JoinFailure::NoCertificate => CloseCode::Proof,
+        JoinFailure::Refused(_) => CloseCode::Refused,
+        JoinFailure::Revoked => CloseCode::Revoked,
+        JoinFailure::Slow(_) => CloseCode::Slow,
+        JoinFailure::Busy => CloseCode::Busy,
+        JoinFailure::Preamble | JoinFailure::Link(_) => CloseCode::Violation,
+    };
+    if code == CloseCode::Refused {
+        // The refusal is on its way as a message; the peer closes when it has read it.
+        let _ = timeout(LINGER, connection.closed()).await;
+    }
+    close(connection, code, &failure.to_string());
+}

@@ -1,0 +1,57 @@
+//! UDP sockets and the transport settings of both sides.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use quinn::{EndpointConfig, TransportConfig, VarInt};
+
+use super::{LinkConfig, Profile};
+
+/// Bytes in flight towards one side, over all streams of a connection.
+pub(super) const RECEIVE_WINDOW: u32 = 16 << 20;
+/// The same before admission.
+pub(super) const UNPROVEN_WINDOW: u32 = 16 << 10;
+
+/// A bound socket with large buffers where the system allows them. They are not needed for
+/// correctness, so what the system refuses is only logged.
+pub(super) fn bind(addr: SocketAddr, buffer: usize) -> io::Result<std::net::UdpSocket> {
+    let socket = std::net::UdpSocket::bind(addr)?;
+    let options = socket2::SockRef::from(&socket);
+    let receive = options.set_recv_buffer_size(buffer).and_then(|()| options.recv_buffer_size());
+    let send = options.set_send_buffer_size(buffer).and_then(|()| options.send_buffer_size());
+    tracing::debug!(?receive, ?send, wanted = buffer, "udp socket buffers");
+    Ok(socket)
+}
+
+pub(super) fn endpoint_config(config: &LinkConfig) -> EndpointConfig {
+    let mut endpoint = EndpointConfig::default();
+    endpoint.rng_seed(config.rng_seed);
+    endpoint
+}
+
+/// `learner` starts a peer with one one-way stream and a tiny window.
+pub(super) fn transport(config: &LinkConfig, learner: bool) -> Arc<TransportConfig> {
+    let mut transport = TransportConfig::default();
+    transport
+        .keep_alive_interval(Some(config.keep_alive))
+        // Out of range means longer than 10^8 years.
+        .max_idle_timeout(config.idle.try_into().ok())
+        .datagram_receive_buffer_size(None);
+    if learner {
+        transport
+            .max_concurrent_uni_streams(VarInt::from_u32(1))
+            .max_concurrent_bidi_streams(VarInt::from_u32(0))
+            .receive_window(VarInt::from_u32(UNPROVEN_WINDOW));
+    } else {
+        transport
+            .max_concurrent_uni_streams(VarInt::from_u32(0))
+            .max_concurrent_bidi_streams(VarInt::from_u32(0))
+            .receive_window(VarInt::from_u32(RECEIVE_WINDOW));
+    }
+    if config.profile == Profile::Wan {
+        transport
+            .stream_receive_window(VarInt::from_u32(16 << 20))
+            .send_window(64 << 20)
+            .congestion_controller_factory(Arc::new(quinn::congestion::BbrConfig::default()));
+    }
+    Arc::new(transport)
+}

@@ -1,0 +1,237 @@
+//! Who gets in and who does not, and what each is told.
+
+use quinn::{ClientConfig, Endpoint};
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    ConnectError, Join, PROTOCOL_VERSION, RefusalCode,
+    admission::{self, Binding},
+    tls,
+};
+
+#[tokio::test]
+async fn an_actor_with_the_right_string_and_checkpoint_joins() {
+    let mut learner = learner();
+    let (actor, theirs, ours) = learner.pair().await;
+    assert_eq!(ours.actor, actor.identity().actor_id());
+    assert_eq!(ours.hello, hello());
+    assert_eq!(*theirs.welcome(), welcome());
+}
+
+#[tokio::test]
+async fn another_learner_at_the_address_is_recognised() {
+    let mut learner = learner();
+    let mut join = learner.endpoint.join("127.0.0.1").expect("bound");
+    join.learner = Digest::of(b"the learner that the actor wants");
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), quick());
+    let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
+    let error = error.expect_err("wrong pin");
+    assert!(matches!(error, ConnectError::WrongLearner { .. }), "{error}");
+    assert!(error.to_string().contains("use the join string"), "{error}");
+    assert!(!error.may_retry());
+    assert!(matches!(failure, JoinFailure::Link(_)), "{failure}");
+}
+
+#[tokio::test]
+async fn a_wrong_secret_is_refused_and_says_what_to_do() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    learner.endpoint.set_secret(Secret::generate().expect("randomness"));
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), quick());
+    let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
+    let error = error.expect_err("wrong secret");
+    assert!(matches!(error, ConnectError::WrongSecret { .. }), "{error}");
+    assert!(error.to_string().contains("printed last"), "{error}");
+    assert_eq!(failure, JoinFailure::Proof);
+}
+
+/// A client of our own making: with or without a certificate, and any opening bytes.
+async fn raw(
+    join: &Join,
+    identity: Option<&Identity>,
+) -> Result<quinn::Connection, quinn::ConnectionError> {
+    let endpoint = Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let crypto = tls::client(identity, tls::Pinned::new(join.learner)).expect("a client");
+    let mut client = ClientConfig::new(Arc::new(crypto));
+    client.transport_config(socket::transport(&quick(), false));
+    let learner = SocketAddr::from(([127, 0, 0, 1], join.port));
+    endpoint.connect_with(client, learner, "rollcall").expect("an address").await
+}
+
+/// Opens with `bytes` and returns how the learner closes.
+async fn open_with(connection: &quinn::Connection, bytes: &[u8]) -> LinkError {
+    let mut stream = connection.open_uni().await.expect("one stream is allowed");
+    stream.write_all(bytes).await.expect("room");
+    stream.finish().expect("open");
+    connection.closed().await.into()
+}
+
+#[tokio::test]
+async fn a_client_without_a_certificate_is_refused_by_tls() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let attempt = async {
+        match raw(&join, None).await {
+            Ok(connection) => connection.closed().await,
+            Err(error) => error,
+        }
+    };
+    let (error, failure) = tokio::join!(attempt, learner.refused());
+    assert_eq!(close::tls_alert(&error), Some(116), "{error}");
+    assert_eq!(failure, JoinFailure::NoCertificate);
+    assert!(failure.to_string().contains("no client certificate"));
+}
+
+#[tokio::test]
+async fn a_proof_made_for_another_key_or_session_is_refused() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let (mallory, alice) =
+        (Identity::generate().expect("made"), Identity::generate().expect("made"));
+    let connection = raw(&join, Some(&mallory)).await.expect("TLS lets any key in");
+    let binding = Binding::of(&connection, &alice.fingerprint()).expect("exported");
+    let foreign = admission::preamble(PROTOCOL_VERSION, &binding.prove(&join.secret));
+    let (closed, failure) = tokio::join!(open_with(&connection, &foreign), learner.refused());
+    assert!(matches!(closed, LinkError::Closed { code: CloseCode::Proof, .. }), "{closed}");
+    assert_eq!(failure, JoinFailure::Proof);
+
+    // A proof that held once, in another session of the same key.
+    let first = raw(&join, Some(&mallory)).await.expect("TLS lets any key in");
+    let binding = Binding::of(&first, &mallory.fingerprint()).expect("exported");
+    let replayed = admission::preamble(PROTOCOL_VERSION, &binding.prove(&join.secret));
+    let second = raw(&join, Some(&mallory)).await.expect("TLS lets any key in");
+    let (closed, failure) = tokio::join!(open_with(&second, &replayed), learner.refused());
+    assert!(matches!(closed, LinkError::Closed { code: CloseCode::Proof, .. }), "{closed}");
+    assert_eq!(failure, JoinFailure::Proof);
+}
+
+#[tokio::test]
+async fn another_version_is_told_both_versions_whatever_follows() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let identity = Identity::generate().expect("made");
+    let connection = raw(&join, Some(&identity)).await.expect("TLS lets any key in");
+    // Another version may have a longer or shorter preamble after the version.
+    let bytes = [b"RCLJ".as_slice(), &777_u16.to_le_bytes()].concat();
+    let (closed, failure) = tokio::join!(open_with(&connection, &bytes), learner.refused());
+    let LinkError::Closed { code: CloseCode::Version, reason } = closed else {
+        panic!("closed by {closed}");
+    };
+    assert!(reason.contains("actor speaks 777, the learner 1"), "{reason}");
+    assert!(reason.contains("install the same release"), "{reason}");
+    assert_eq!(failure, JoinFailure::Version(777));
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_preamble_are_turned_away() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let identity = Identity::generate().expect("made");
+    for bytes in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), b"RC", b""] {
+        let connection = raw(&join, Some(&identity)).await.expect("TLS lets any key in");
+        let (closed, failure) = tokio::join!(open_with(&connection, bytes), learner.refused());
+        assert!(matches!(closed, LinkError::Closed { code: CloseCode::Violation, .. }), "{closed}");
+        assert_eq!(failure, JoinFailure::Preamble);
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_proves_nothing_is_dropped_in_time_and_has_no_room_meanwhile() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let identity = Identity::generate().expect("made");
+    let connection = raw(&join, Some(&identity)).await.expect("TLS lets any key in");
+    let began = Instant::now();
+    let mut stream = connection.open_uni().await.expect("one stream is allowed");
+    let wait = Duration::from_millis(300);
+    let second = tokio::time::timeout(wait, connection.open_uni()).await;
+    assert!(second.is_err(), "a second one-way stream was allowed");
+    let both_ways = tokio::time::timeout(wait, connection.open_bi()).await;
+    assert!(both_ways.is_err(), "a two-way stream was allowed");
+    stream.write_all(b"RCL").await.expect("three bytes fit");
+    assert_eq!(learner.refused().await, JoinFailure::Slow(1));
+    let closed: LinkError = connection.closed().await.into();
+    assert!(matches!(closed, LinkError::Closed { code: CloseCode::Slow, .. }), "{closed}");
+    assert!(began.elapsed() < Duration::from_secs(3));
+}
+
+#[tokio::test]
+async fn another_checkpoint_is_refused_with_both_digests() {
+    let cases: [(RefusalCode, &str, fn(&mut ModelDigests) -> &mut Digest); 3] = [
+        (RefusalCode::Weights, "weights", |m| &mut m.weights),
+        (RefusalCode::Tokenizer, "tokenizer", |m| &mut m.tokenizer),
+        (RefusalCode::Template, "chat template", |m| &mut m.template),
+    ];
+    let mut learner = learner();
+    for (code, word, field) in cases {
+        let actor = learner.actor();
+        let mut other = hello();
+        *field(&mut other.model) = Digest::of(b"other");
+        let began = Instant::now();
+        let (error, failure) = tokio::join!(actor.connect(other), learner.refused());
+        let error = error.expect_err("another checkpoint");
+        let ConnectError::Refused(refused) = &error else { panic!("{error}") };
+        assert_eq!((refused.code, &refused.got), (code, &Digest::of(b"other").to_string()));
+        assert_eq!(refused.expected, field(&mut model()).to_string());
+        assert!(error.to_string().contains(word), "{error}");
+        assert!(error.to_string().contains("copy of the learner's checkpoint"), "{error}");
+        assert!(matches!(failure, JoinFailure::Refused(_)), "{failure}");
+        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_full_learner_refuses_one_more_and_an_actor_may_come_back() {
+    let mut learner = learner_with(|config| config.max_actors = 1);
+    let (first, _theirs, _ours) = learner.pair().await;
+    let second = learner.actor();
+    let (error, _) = tokio::join!(second.connect(hello()), learner.refused());
+    let error = error.expect_err("full");
+    assert!(error.may_retry() && error.to_string().contains("later"), "{error}");
+    // The one that is in replaces its own link.
+    let (again, _link) = tokio::join!(first.connect(hello()), learner.joined());
+    again.expect("the same identity");
+}
+
+#[tokio::test]
+async fn an_actor_that_is_shut_out_stays_out() {
+    let mut learner = learner();
+    let (actor, mut theirs, _ours) = learner.pair().await;
+    learner.endpoint.revoke(actor.identity().actor_id());
+    let error = theirs.recv().await.expect_err("shut out");
+    assert!(matches!(error, LinkError::Closed { code: CloseCode::Revoked, .. }), "{error}");
+    assert!(!error.may_retry());
+    let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
+    assert!(!error.expect_err("still out").may_retry());
+    assert_eq!(failure, JoinFailure::Revoked);
+}
+
+#[tokio::test]
+async fn a_port_in_use_and_a_host_without_address_have_their_own_lines() {
+    let learner = learner();
+    let taken = learner.endpoint.local_addr().expect("bound");
+    let admission = Admission { model: model(), welcome: welcome() };
+    let config = LearnerConfig::new(admission, Arc::new(AdapterShelf::default()));
+    let identity = Identity::generate().expect("made");
+    let secret = Secret::generate().expect("made");
+    let error = LearnerEndpoint::bind(taken, &identity, secret, config).expect_err("taken");
+    assert!(matches!(error, BindError::InUse(addr) if addr == taken), "{error}");
+    assert!(error.to_string().contains("port is in use"), "{error}");
+
+    let mut join = learner.endpoint.join("127.0.0.1").expect("bound");
+    join.host = "no-such-host.invalid".to_owned();
+    let actor = ActorEndpoint::new(join.clone(), Identity::generate().expect("made"), quick());
+    let error = actor.connect(hello()).await.expect_err("no such host");
+    assert!(matches!(error, ConnectError::Unresolvable { .. }), "{error}");
+    assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
+
+    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    join.host = "127.0.0.1".to_owned();
+    join.port = nobody.local_addr().expect("bound").port();
+    let config = LinkConfig { reach: Duration::from_millis(300), ..quick() };
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("made"), config);
+    let error = actor.connect(hello()).await.expect_err("nobody there");
+    assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+    assert!(error.may_retry() && error.to_string().contains("is the learner running"), "{error}");
+}
