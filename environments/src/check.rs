@@ -2,7 +2,7 @@
 //!
 //! What can be known without playing is recomputed: which kinds are possible for a call, what a
 //! refusal says, where milestones and the done flag may change, and the chain. What only the
-//! environment knows (is this observation the true one?) is left to [`crate::replay`].
+//! environment knows (is this observation the true one?) is left to [`mod@crate::replay`].
 
 use std::collections::BTreeSet;
 

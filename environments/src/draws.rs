@@ -113,6 +113,15 @@ mod tests {
     }
 
     #[test]
+    fn no_value_is_likelier_for_a_bound_that_does_not_divide_the_range() {
+        // Three quarters of the range: taking the rest modulo the bound would give the first third
+        // half of all draws.
+        let mut draws = Draws::new("bias", 1);
+        let low = (0..3000).filter(|_| draws.below(3 << 62) < 1 << 62).count();
+        assert!((900..1100).contains(&low), "{low} of 3000");
+    }
+
+    #[test]
     fn a_shuffle_keeps_the_items() {
         let mut items: Vec<u32> = (0..50).collect();
         Draws::new("shuffle", 3).shuffle(&mut items);

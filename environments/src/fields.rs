@@ -90,6 +90,49 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// One of the texts in `options`, given by its index; `default` where the field is absent.
+    pub(crate) fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        options: &[(&str, T)],
+    ) -> Result<T, SpecError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        options.iter().find(|(name, _)| value == name).map(|(_, option)| *option).ok_or_else(|| {
+            let names: Vec<String> = options.iter().map(|(n, _)| format!("{n:?}")).collect();
+            self.wrong(key, format!("one of {}", names.join(", ")), value)
+        })
+    }
+
+    /// Exactly `count` different integers within bounds.
+    pub(crate) fn distinct_integers(
+        &mut self,
+        key: &'static str,
+        count: usize,
+        bounds: RangeInclusive<u64>,
+    ) -> Result<Vec<u64>, SpecError> {
+        let (low, high) = (bounds.start(), bounds.end());
+        let expected = match count {
+            1 => format!("a list of one integer from {low} to {high}"),
+            _ => format!("a list of {count} different integers from {low} to {high}"),
+        };
+        let Some(value) = self.get(key) else {
+            return Err(SpecError::Missing { field: format!("{}.{key}", self.path), expected });
+        };
+        let items = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut found: Vec<u64> = Vec::with_capacity(count);
+        for number in items.iter().take(count).filter_map(Value::as_u64) {
+            if bounds.contains(&number) && !found.contains(&number) {
+                found.push(number);
+            }
+        }
+        if items.len() == count && found.len() == count {
+            Ok(found)
+        } else {
+            Err(self.wrong(key, expected, value))
+        }
+    }
+
     /// A non-empty text.
     pub(crate) fn text(&mut self, key: &'static str, expected: &str) -> Result<&'a str, SpecError> {
         match self.get(key) {

@@ -4,7 +4,7 @@
 //! which opens an [`Environment`] for each episode. A [`Recorder`] resets it, takes the policy's calls
 //! one by one, decides what becomes of each ([`arguments`] holds the one coercion table), writes the
 //! hash-chained rows that neither the environment nor the policy can write to, and ends with a
-//! [`Recording`]. [`check_trace`] and [`replay`] are how a learner re-checks one without trusting who
+//! [`Recording`]. [`check_trace`] and [`mod@replay`] are how a learner re-checks one without trusting who
 //! made it.
 //!
 //! A tool's error is an observation, part of the game. A [`Fault`] is the environment breaking: it
@@ -16,12 +16,14 @@
 pub mod add;
 pub mod arguments;
 pub mod check;
+pub mod dataset;
 pub mod draws;
 pub mod environment;
 pub mod fault;
 mod fields;
 pub mod guess;
 pub mod limits;
+pub mod office;
 pub mod play;
 pub mod probe;
 pub mod recorder;

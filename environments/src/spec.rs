@@ -9,14 +9,15 @@
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
-use protocol::{Digest, Task, TraceRow};
+use protocol::{Digest, Split, Task, TraceRow};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::{
     Description, Environment, Fault, Limits, Score, SpecError, ToolSpec, add,
+    draws::Draws,
     fields::{Fields, shown},
-    guess, recorder,
+    guess, office, recorder,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -44,13 +45,21 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
 
     /// The score as a function of the milestones that a trace holds, where they decide it.
     fn score(&self, reached: &BTreeSet<&str>) -> Option<Score>;
+
+    /// A dataset row's prompt and task object, drawn for [`EnvironmentSpec::draw_dataset`]. What it
+    /// asks of one split must not be asked of the other, where tasks differ at all. Nothing where
+    /// users bring their own tasks.
+    fn draw_task(&self, _split: Split, _draws: &mut Draws) -> Option<(String, Map<String, Value>)> {
+        None
+    }
 }
 
 /// Makes a blueprint from the settings of a section, `name` and `limits` already read.
 type Parse = fn(&mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError>;
 
 /// What there is, by name.
-const REGISTRY: [(&str, Parse); 2] = [(guess::NAME, guess::parse), (add::NAME, add::parse)];
+const REGISTRY: [(&str, Parse); 3] =
+    [(guess::NAME, guess::parse), (add::NAME, add::parse), (office::NAME, office::parse)];
 
 /// An environment as a recipe asks for it.
 #[derive(Clone, Debug)]
@@ -102,6 +111,10 @@ impl EnvironmentSpec {
     /// The names that recipes can use.
     pub fn names() -> impl Iterator<Item = &'static str> {
         REGISTRY.iter().map(|(name, _)| *name)
+    }
+
+    pub(crate) fn blueprint(&self) -> &dyn Blueprint {
+        self.blueprint.as_ref()
     }
 
     /// Its name.
@@ -214,9 +227,18 @@ mod tests {
     fn mistakes_name_the_field_and_a_remedy() {
         for (section, message) in [
             (json!([]), "environment must be an object with a name, not []"),
-            (json!({}), r#"environment.name is missing: set it to one of "guess""#),
-            (json!({"name": 3}), r#"environment.name must be one of "guess", not 3"#),
-            (json!({"name": "wordle"}), r#"environment.name must be one of "guess", not "wordle""#),
+            (
+                json!({}),
+                r#"environment.name is missing: set it to one of "guess", "add", "office""#,
+            ),
+            (
+                json!({"name": 3}),
+                r#"environment.name must be one of "guess", "add", "office", not 3"#,
+            ),
+            (
+                json!({"name": "wordle"}),
+                r#"environment.name must be one of "guess", "add", "office", not "wordle""#,
+            ),
             (
                 json!({"name": "guess", "m": 1}),
                 "environment.m is unknown: remove it or use one of limits, max_turns, n, name",

@@ -102,8 +102,8 @@ fn answers_end_and_milestone_are_those_of_the_rules() {
 fn the_episode_ends_with_the_last_guess_and_a_later_one_is_an_error() {
     let seed = (0..).find(|seed| target(*seed, Settings::default()) == 8).expect("some");
     let mut episode = recorder(&guessing(), seed);
-    for turn in 0..3 {
-        let row = episode.call(turn, &guess(1), CallPermit::Run).expect("runs");
+    for (turn, value) in [(0, 1), (1, -5), (2, i64::MIN)] {
+        let row = episode.call(turn, &guess(value), CallPermit::Run).expect("runs");
         assert_eq!((row.observation.as_str(), row.done), ("higher", turn == 2));
     }
     let score = episode.finish().expect("scores").score;

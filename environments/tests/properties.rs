@@ -40,6 +40,22 @@ fn parsed() -> impl Strategy<Value = ParsedCall> {
     ]
 }
 
+fn office_call() -> impl Strategy<Value = ParsedCall> {
+    let numbers = prop_oneof![Just(417i64), any::<i64>(), 0i64..1000];
+    let expression =
+        prop_oneof!["[0-9]{1,3}[*+-][0-9]{1,3}", "[-+*()0-9 a]{0,40}", any::<String>()];
+    prop_oneof![
+        4 => Just(("lookup", json!({"order": 417}))),
+        2 => numbers.clone().prop_map(|number| ("lookup", json!({"order": number}))),
+        4 => expression.prop_map(|text| ("calculate", json!({"expression": text}))),
+        1 => numbers.prop_map(|number| ("submit", json!({"answer": number.to_string()}))),
+    ]
+    .prop_map(|(name, arguments)| ParsedCall::Call {
+        name: name.into(),
+        arguments: arguments.to_string(),
+    })
+}
+
 fn script() -> impl Strategy<Value = Vec<(u32, ParsedCall, bool)>> {
     vec((0u32..2, parsed(), proptest::bool::weighted(0.9)), 0..40).prop_map(|steps| {
         let mut turn = 0;
@@ -89,6 +105,15 @@ proptest! {
         seed in any::<u64>(), script in script(),
     ) {
         holds(&odd(Vice::None), seed, &script);
+    }
+
+    #[test]
+    fn random_office_work_replays_identically(
+        seed in any::<u64>(), calls in vec(office_call(), 0..20),
+    ) {
+        let script: Vec<_> = (0..).zip(calls).map(|(turn, call)| (turn, call, true)).collect();
+        let section = json!({"name": "office", "level": 3, "error_percent": 50, "max_calls": 12});
+        holds(&spec(section), seed, &script);
     }
 
     #[test]
