@@ -87,7 +87,7 @@ impl fmt::Display for ComputeDtype {
 /// Everything about a run that an actor must do as the learner does, or the audit would disagree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunSettings {
-    /// The recipe's `environment` section, compact JSON text.
+    /// The recipe's `environment` section, its limits included, compact JSON text.
     pub environment: String,
     /// System text, where the recipe has one.
     pub system: Option<String>,
@@ -97,10 +97,6 @@ pub struct RunSettings {
     pub max_completion_length: u32,
     /// Rounds of tool calls; one more generation is allowed, whose calls are not executed.
     pub max_tool_calling_iterations: u32,
-    /// Calls of one turn that are executed; further ones are `OverLimit`.
-    pub max_calls_per_turn: u32,
-    /// An observation or reset text is cut to this many bytes of UTF-8.
-    pub max_observation_bytes: u32,
     /// What a malformed call does.
     pub on_malformed: OnMalformed,
     /// The recipe's `lora` section, compact JSON text.

@@ -96,7 +96,12 @@ pub(super) async fn serve(
     recv: RecvStream,
     config: &LinkConfig,
 ) -> Result<(), LinkError> {
-    let frame = FrameReader::new(recv, Channel::FetchRequest, config.frame).only().await?;
+    let frame = match FrameReader::new(recv, Channel::FetchRequest, config.frame).only().await {
+        Ok(frame) => frame,
+        // The actor may drop a fetch, for a newer adapter, before it has asked.
+        Err(LinkError::Violation(Violation::Stream(_) | Violation::Reset)) => return Ok(()),
+        Err(error) => return Err(error),
+    };
     let fetch = wire::decode_fetch(&frame.body).map_err(Violation::from)?;
     let Some(chunk) = store.chunk(&fetch.policy, fetch.chunk) else {
         // An error means that the peer has lost interest.
@@ -110,7 +115,7 @@ pub(super) async fn serve(
             let _ = send.finish();
             Ok(())
         }
-        // The actor may drop a fetch, for a newer adapter.
+        // Or when it was answered.
         Err(LinkError::Violation(_)) => Ok(()),
         Err(error) => Err(error),
     }

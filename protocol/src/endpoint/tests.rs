@@ -30,8 +30,6 @@ fn welcome() -> Welcome {
             chat_template_kwargs: "{}".to_owned(),
             max_completion_length: 256,
             max_tool_calling_iterations: 3,
-            max_calls_per_turn: 1,
-            max_observation_bytes: 4096,
             on_malformed: OnMalformed::Observe,
             lora: "{}".to_owned(),
             compute_dtype: ComputeDtype::F32,

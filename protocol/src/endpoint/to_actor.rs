@@ -92,7 +92,9 @@ impl ActorLink {
     /// # Errors
     /// The link has ended; [`ToActor::outstanding`] says what is to be issued again.
     pub async fn recv(&mut self) -> Result<FromActor, LinkError> {
+        // Episodes first: an actor's good-bye comes after what it sent before.
         let frame = tokio::select! {
+            biased;
             Some(frame) = self.episodes.recv() => frame,
             Some(frame) = self.control.recv() => frame,
             else => return Err(self.sender.line.failure()),

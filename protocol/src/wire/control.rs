@@ -42,8 +42,6 @@ struct WelcomeWire<'a> {
     chat_template_kwargs: &'a str,
     max_completion_length: u32,
     max_tool_calling_iterations: u32,
-    max_calls_per_turn: u32,
-    max_observation_bytes: u32,
     on_malformed: u8,
     lora: &'a str,
     compute_dtype: u8,
@@ -166,8 +164,6 @@ pub fn encode_welcome(welcome: &Welcome) -> Result<Vec<u8>, WireError> {
         chat_template_kwargs: &settings.chat_template_kwargs,
         max_completion_length: settings.max_completion_length,
         max_tool_calling_iterations: settings.max_tool_calling_iterations,
-        max_calls_per_turn: settings.max_calls_per_turn,
-        max_observation_bytes: settings.max_observation_bytes,
         on_malformed: malformed_code(settings.on_malformed),
         lora: &settings.lora,
         compute_dtype: dtype_code(settings.compute_dtype),
@@ -190,8 +186,6 @@ pub fn decode_welcome(body: &[u8]) -> Result<Welcome, WireError> {
         chat_template_kwargs: wire.chat_template_kwargs.to_owned(),
         max_completion_length: wire.max_completion_length,
         max_tool_calling_iterations: wire.max_tool_calling_iterations,
-        max_calls_per_turn: wire.max_calls_per_turn,
-        max_observation_bytes: wire.max_observation_bytes,
         on_malformed: check.code("on_malformed", wire.on_malformed, on_malformed)?,
         lora: wire.lora.to_owned(),
         compute_dtype: check.code("compute_dtype", wire.compute_dtype, compute_dtype)?,
@@ -206,10 +200,6 @@ fn validate_settings(settings: &RunSettings) -> Result<(), WireError> {
     check.text("system", settings.system.as_deref().unwrap_or_default(), MAX_SETTING_BYTES)?;
     check.text("chat_template_kwargs", &settings.chat_template_kwargs, MAX_SETTING_BYTES)?;
     check.text("lora", &settings.lora, MAX_SETTING_BYTES)?;
-    let observation = usize::try_from(settings.max_observation_bytes).unwrap_or(usize::MAX);
-    check.ensure(observation <= MAX_OBSERVATION_BYTES, "max_observation_bytes", || {
-        format!("{observation}, the limit is {MAX_OBSERVATION_BYTES}")
-    })?;
     let completion = usize::try_from(settings.max_completion_length).unwrap_or(usize::MAX);
     check.ensure((1..=MAX_TOKENS).contains(&completion), "max_completion_length", || {
         format!("{completion} is outside 1 to {MAX_TOKENS}")
