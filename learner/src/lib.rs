@@ -1,5 +1,8 @@
 //! The learner: leases, audit, advantages, losses, training, broadcast and the files of a run.
 
 pub mod advantage;
+pub mod curriculum;
+pub mod leases;
 pub mod loss;
+pub mod recipe;
 pub mod reward;

@@ -1,0 +1,192 @@
+//! Recipes of online runs: `learner plan`, `learner train` and `learner eval`.
+
+use std::path::{Path, PathBuf};
+
+use environments::EnvironmentSpec;
+use protocol::Digest;
+use serde_json::{Map, Value, json};
+
+use super::{
+    Frozen, LoraSettings, RecipeError, TrainingSettings, dataset::read_bounded, json,
+    sampling::SamplingSettings, section::Section,
+};
+use crate::reward::RewardProtocol;
+
+/// Largest recipe, in bytes.
+const MAX_RECIPE: u64 = 1 << 20;
+/// Largest system text and largest JSON section that travels to actors, in bytes.
+pub(super) const MAX_SETTING: usize = 256 << 10;
+
+const KEYS: &[&str] = &[
+    "schema_version",
+    "model",
+    "dataset",
+    "output_dir",
+    "seed",
+    "chat_template_kwargs",
+    "system_prompt",
+    "training",
+    "lora",
+    "environment",
+    "evaluation",
+    "reward",
+];
+
+/// A recipe whose every field is valid. Frozen files are named, not yet read.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// The recipe's file.
+    pub path: PathBuf,
+    /// SHA-256 of the recipe's bytes.
+    pub sha256: Digest,
+    /// The checkpoint.
+    pub model: Frozen,
+    /// The training tasks.
+    pub dataset: Frozen,
+    /// Where the run is written, if the recipe says so.
+    pub output_dir: Option<PathBuf>,
+    /// Decides seeds, task order and adapter initialisation. Default 42.
+    pub seed: u64,
+    /// Passed to the chat template.
+    pub chat_template_kwargs: Map<String, Value>,
+    /// System text.
+    pub system_prompt: Option<String>,
+    /// How it is trained.
+    pub training: TrainingSettings,
+    /// The adapter.
+    pub lora: LoraSettings,
+    /// What is played.
+    pub environment: EnvironmentSpec,
+    /// How the policy is measured on held-out tasks, if it is.
+    pub evaluation: Option<Evaluation>,
+    /// How episodes are rewarded.
+    pub reward: RewardProtocol,
+}
+
+/// The `evaluation` section.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluation {
+    /// The held-out tasks.
+    pub dataset: Frozen,
+    /// Steps between evaluations during the run, to 1,000,000; 0 (the default) evaluates only before
+    /// and after.
+    pub every: u32,
+    /// Episodes a task, 1 to 1,024. Default 1.
+    pub num_generations: u32,
+    /// How its episodes are sampled. Default: as in training.
+    pub sampling: SamplingSettings,
+}
+
+impl Recipe {
+    /// Reads and validates a recipe file.
+    ///
+    /// # Errors
+    /// The first mistake, by field.
+    pub fn read(path: &Path) -> Result<Self, RecipeError> {
+        let (value, sha256) = read_json(path)?;
+        Self::parse(&value, path, sha256)
+    }
+
+    fn parse(value: &Value, path: &Path, sha256: Digest) -> Result<Self, RecipeError> {
+        let base = path.parent().unwrap_or(Path::new(""));
+        let recipe = Section::new("", value, KEYS)?;
+        recipe.u64("schema_version", None, 1..=1)?;
+        let empty = json!({});
+        let training = Section::new(
+            "training",
+            recipe.value("training").unwrap_or(&empty),
+            TrainingSettings::KEYS,
+        )?;
+        let training = TrainingSettings::read(&training)?;
+        let environment = recipe.required("environment", "an object with a name")?;
+        Ok(Self {
+            path: path.to_owned(),
+            sha256,
+            model: Frozen::required(&recipe, "model", base)?,
+            dataset: Frozen::required(&recipe, "dataset", base)?,
+            output_dir: recipe.optional_path("output_dir")?.map(|path| base.join(path)),
+            seed: recipe.u64("seed", Some(42), 0..=u64::MAX)?,
+            chat_template_kwargs: kwargs(&recipe)?,
+            system_prompt: recipe.optional_text("system_prompt", MAX_SETTING)?.map(Into::into),
+            lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
+            environment: EnvironmentSpec::parse(environment)?,
+            evaluation: evaluation(&recipe, base, training.sampling)?,
+            reward: reward(&recipe)?,
+            training,
+        })
+    }
+
+    /// Everything that decides a run, defaults filled in: what stands in plans and manifests. Paths
+    /// are left out, as a run that reads the same files from elsewhere is the same run.
+    pub fn settings(&self) -> Value {
+        json!({
+            "schema_version": 1,
+            "model": {"sha256": self.model.sha256},
+            "dataset": {"sha256": self.dataset.sha256},
+            "seed": self.seed,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "system_prompt": self.system_prompt,
+            "training": self.training,
+            "lora": self.lora,
+            "environment": self.environment,
+            "evaluation": self.evaluation.as_ref().map(|it| json!({
+                "dataset": {"sha256": it.dataset.sha256},
+                "every": it.every,
+                "num_generations": it.num_generations,
+                "temperature": it.sampling.temperature,
+                "top_k": it.sampling.top_k,
+                "top_p": it.sampling.top_p,
+                "min_p": it.sampling.min_p,
+            })),
+            "reward": {"protocol": self.reward},
+        })
+    }
+}
+
+/// Reads a recipe file once: its value and the digest of those bytes.
+pub(super) fn read_json(path: &Path) -> Result<(Value, Digest), RecipeError> {
+    let bytes = read_bounded("recipe", path, MAX_RECIPE)?;
+    let value = json::parse(&bytes)
+        .map_err(|source| RecipeError::Json { path: path.to_owned(), source })?;
+    Ok((value, Digest::of(&bytes)))
+}
+
+pub(super) fn kwargs(recipe: &Section<'_>) -> Result<Map<String, Value>, RecipeError> {
+    let kwargs = recipe.map("chat_template_kwargs")?;
+    // The template's own inputs are not for recipes to replace.
+    for key in ["messages", "tools", "add_generation_prompt"] {
+        if kwargs.contains_key(key) {
+            return Err(RecipeError::conflict(
+                &format!("chat_template_kwargs.{key}"),
+                "the episode decides it",
+                "remove it",
+            ));
+        }
+    }
+    Ok(kwargs)
+}
+
+fn evaluation(
+    recipe: &Section<'_>,
+    base: &Path,
+    training: SamplingSettings,
+) -> Result<Option<Evaluation>, RecipeError> {
+    const KEYS: &[&str] =
+        &["dataset", "every", "num_generations", "temperature", "top_k", "top_p", "min_p"];
+    let Some(section) = recipe.section("evaluation", KEYS)? else { return Ok(None) };
+    Ok(Some(Evaluation {
+        dataset: Frozen::required(&section, "dataset", base)?,
+        every: section.u32("every", Some(0), 0..=1_000_000)?,
+        num_generations: section.u32("num_generations", Some(1), 1..=1024)?,
+        sampling: SamplingSettings::read(&section, training, true)?,
+    }))
+}
+
+fn reward(recipe: &Section<'_>) -> Result<RewardProtocol, RecipeError> {
+    match recipe.section("reward", &["protocol"])? {
+        None => Ok(RewardProtocol::Environment),
+        Some(section) => {
+            section.choice("protocol", RewardProtocol::Environment, &RewardProtocol::NAMES)
+        }
+    }
+}
