@@ -1,6 +1,7 @@
 //! The learner: leases, audit, advantages, losses, training, broadcast and the files of a run.
 
 pub mod advantage;
+pub mod audit;
 pub mod curriculum;
 pub mod leases;
 pub mod loss;

@@ -1,0 +1,41 @@
+//! Rung 6: a deterministic environment, played again from task, seed and the calls that the learner
+//! itself parsed, gives the same trace. Its score is the one that counts.
+//!
+//! An environment that cannot be replayed passes only where the run allows it, is marked so in the
+//! evidence, and is scored by what its checked trace alone decides.
+
+use environments::{Claim, Determinism, EpisodeKey};
+
+use super::{
+    Reason,
+    auditor::{Auditor, Case, Findings, Rung},
+};
+
+#[derive(Debug)]
+pub(super) struct Replay;
+
+impl Rung for Replay {
+    fn check(
+        &self,
+        auditor: &Auditor,
+        case: Case<'_>,
+        findings: &mut Findings,
+    ) -> Result<(), Reason> {
+        let environment = &auditor.terms.environment;
+        if auditor.description.determinism == Determinism::Recorded {
+            if !auditor.terms.allow_recorded {
+                return Err(Reason::RecordedNotAllowed);
+            }
+            findings.score = environment.score_trace(&case.episode.trace);
+            return Ok(());
+        }
+        let replayed =
+            environments::replay(environment, EpisodeKey::from(case.lease), &findings.calls)
+                .map_err(|fault| Reason::ReplayFault { problem: fault.to_string() })?;
+        environments::replay::compare(Claim::from(case.episode), &replayed)
+            .map_err(Reason::Replay)?;
+        findings.replayed = true;
+        findings.score = Some(replayed.score);
+        Ok(())
+    }
+}
