@@ -10,7 +10,7 @@ use protocol::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{
-    ChatError, ChatTokenizer, Dialect, ParseRules, Rendered, Template, TemplateDate, Turn, marks,
+    ChatError, ChatTokenizer, Dialect, ParseRules, Rendered, Template, TemplateDate, Turn,
     parse_turn,
     python::dumps,
     source, stops,
@@ -275,7 +275,7 @@ impl ChatFormat {
         let ours = self.system.as_ref().filter(|system| first == Some(&system.text));
         let system = ours.map_or(&[][..], |system| &system.untrusted);
         let context = self.context(messages, generate);
-        marks::render(&self.template, &context, system, |text| self.tokenizer.touches_control(text))
+        Rendered::new(&self.template, &self.tokenizer, &context, system)
     }
 
     /// The ids of an episode's start, the generation prompt included: the system text if there is one,

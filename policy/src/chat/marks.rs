@@ -1,9 +1,9 @@
 //! Where untrusted text lies in a rendered template.
 //!
-//! The template is rendered twice: plainly, and with a mark before and after every untrusted string.
-//! If the second rendering without its marks is the first one, the marks tell which bytes are
-//! untrusted; otherwise the template reshapes what it is given, and it is refused rather than guessed
-//! at. Three rules make ordinary templates pass:
+//! The template is rendered twice: plainly, and with marks in every untrusted string. If the second
+//! rendering without its marks is the first one, the marks tell which bytes are untrusted; otherwise the
+//! template reshapes what it is given, and it is refused rather than guessed at. Three rules make
+//! ordinary templates pass:
 //!
 //! - marks go inside the whitespace at a string's ends, so that `trim` and `strip` work as before, and a
 //!   string that is empty or all whitespace is not marked, so that tests for emptiness do. Such
@@ -12,9 +12,11 @@
 //!   them as they are), the same two for all strings, so that equal strings stay equal;
 //! - what stands between two marks must be the string itself or its JSON or `repr` escape.
 //!
-//! In tools every string is untrusted but the fixed vocabulary of JSON schemas. If a template does more
-//! with tools than print them (say it compares a name), a second attempt marks only the strings that
-//! share a piece with a control token; the others cannot matter.
+//! Where that fails, three more placements are tried. Only strings that share a piece with a control
+//! token are marked: the others cannot matter, and a template may compare a tool's name or cut a
+//! description. And the marks go behind a control token that the string starts with and before one that
+//! it ends with, for templates that ask whether a message starts with `<tool_response>`; the string's
+//! ends are then found by the marks' place in it.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -24,8 +26,9 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{
-    ChatError, Template,
-    python::{is_space, json_string, string_repr},
+    ChatError, ChatTokenizer, Template,
+    python::{json_string, string_repr},
+    untrusted::{Marked, Marker},
 };
 
 /// A rendered template and the byte ranges of it that are untrusted text, in order.
@@ -37,32 +40,48 @@ pub struct Rendered {
     pub untrusted: Vec<Range<usize>>,
 }
 
-/// Renders `context` and finds its untrusted text: the content of user and tool messages and every
-/// string of the tools, and of the first system message the byte ranges `system`. `dangerous` says whether a string shares a piece with a control token.
-pub(super) fn render(
-    template: &Template,
-    context: &Map<String, Value>,
-    system: &[Range<usize>],
-    dangerous: impl Fn(&str) -> bool,
-) -> Result<Rendered, ChatError> {
-    let text = template.render(context)?;
-    let marks = Marks::choose(template.source(), context)?;
-    let locate = |wanted: &dyn Fn(&str) -> bool| {
-        let mut marker = Marker { marks, wanted, cores: HashSet::new() };
-        let marked = marker.context(context, system);
-        marks.locate(template, &marked, &text, &marker.cores)
-    };
-    let untrusted = match locate(&|_| true) {
-        Err(ChatError::Reshaped { .. } | ChatError::Render { .. }) => locate(&dangerous)?,
-        found => found?,
-    };
-    Ok(Rendered { text, untrusted })
+impl Rendered {
+    /// Renders `context` (`messages`, `tools`, …) and finds its untrusted text: what user and tool
+    /// messages say, every string of the tools, and of a leading system message the byte ranges `system`.
+    ///
+    /// # Errors
+    /// [`ChatError::Render`] where Python raises, [`ChatError::Reshaped`] where the template does more
+    /// with untrusted text than print it.
+    pub fn new(
+        template: &Template,
+        tokenizer: &ChatTokenizer,
+        context: &Map<String, Value>,
+        system: &[Range<usize>],
+    ) -> Result<Self, ChatError> {
+        let text = template.render(context)?;
+        let marks = Marks::choose(template.source(), context)?;
+        let mut problem = None;
+        for (only_dangerous, inside) in [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let marker = Marker::new(marks, tokenizer, only_dangerous, inside);
+            let (marked, strings) = marker.mark(context, system);
+            match marks.locate(template, &marked, &text, &strings) {
+                Ok(untrusted) => return Ok(Self { text, untrusted }),
+                Err(error @ (ChatError::Reshaped { .. } | ChatError::Render { .. })) => {
+                    problem.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(match problem {
+            // Python would not raise on the unmarked conversation: the marks are at fault.
+            Some(ChatError::Render { detail }) => ChatError::Reshaped { detail },
+            Some(error) => error,
+            None => reshaped("no placement of marks was tried"),
+        })
+    }
 }
 
-#[derive(Clone, Copy)]
-struct Marks {
-    open: char,
-    close: char,
+/// The two letters that enclose untrusted text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Marks {
+    pub(super) open: char,
+    pub(super) close: char,
 }
 
 impl Marks {
@@ -75,7 +94,7 @@ impl Marks {
             note(key);
             visit_strings(value, &mut note);
         }
-        // Scripts without case that no model writes: Anatolian hieroglyphs, cuneiform, Egyptian
+        // Scripts without case that few write: Anatolian hieroglyphs, cuneiform, Egyptian
         // hieroglyphs, then the rare ideographs.
         let letters = ('\u{14400}'..='\u{14646}')
             .chain('\u{12000}'..='\u{12399}')
@@ -89,15 +108,16 @@ impl Marks {
         }
     }
 
-    /// Renders the marked context and compares it with the plain rendering.
+    /// Renders the marked context, compares it with the plain rendering and returns the ranges of the
+    /// marked strings.
     fn locate(
         self,
         template: &Template,
         marked: &Map<String, Value>,
         plain: &str,
-        cores: &HashSet<String>,
+        strings: &HashSet<Marked>,
     ) -> Result<Vec<Range<usize>>, ChatError> {
-        if cores.is_empty() {
+        if strings.is_empty() {
             return Ok(Vec::new());
         }
         let rendered = self.unescape(template.render(marked)?);
@@ -105,27 +125,28 @@ impl Marks {
         if text != plain {
             return Err(reshaped("without its marks the rendering differs"));
         }
-        let mut escaped: Option<HashSet<String>> = None;
-        for range in &ranges {
-            let piece = text.get(range.clone()).unwrap_or_default();
-            let known = cores.contains(piece)
-                || escaped.get_or_insert_with(|| escapes(cores)).contains(piece);
-            if !known {
-                return Err(reshaped("a marked stretch is not the text that was marked"));
+        let mut forms: Option<HashSet<Marked>> = None;
+        let mut untrusted: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            let whole = widest(&text, &range, strings)
+                .or_else(|| widest(&text, &range, forms.get_or_insert_with(|| escapes(strings))));
+            let whole = whole.ok_or_else(|| reshaped("a marked stretch is not what was marked"))?;
+            match untrusted.last_mut() {
+                Some(last) if last.end > whole.start => last.end = last.end.max(whole.end),
+                _ => untrusted.push(whole),
             }
         }
-        Ok(ranges)
+        Ok(untrusted)
     }
 
     /// `json.dumps(ensure_ascii=True)` writes the marks as escapes: back to letters.
     fn unescape(self, text: String) -> String {
         let mut text = text;
         for mark in [self.open, self.close] {
-            let mut quoted = String::new();
-            json_string(&mut quoted, mark.encode_utf8(&mut [0; 4]), true);
-            let escape = quoted.trim_matches('"');
-            if text.contains(escape) {
-                text = text.replace(escape, mark.encode_utf8(&mut [0; 4]));
+            let letter = mark.to_string();
+            let escape = json_escape(&letter, true);
+            if text.contains(&escape) {
+                text = text.replace(&escape, &letter);
             }
         }
         text
@@ -159,26 +180,53 @@ fn reshaped(detail: &str) -> ChatError {
     ChatError::Reshaped { detail: detail.to_owned() }
 }
 
+/// The widest range of a marked string whose marks enclose `range` of `text`.
+fn widest(text: &str, range: &Range<usize>, strings: &HashSet<Marked>) -> Option<Range<usize>> {
+    let body = text.get(range.clone())?;
+    let plain = Marked { head: String::new(), body: body.to_owned(), tail: String::new() };
+    let whole = strings.contains(&plain).then(|| range.clone());
+    let (before, after) = (text.get(..range.start)?, text.get(range.end..)?);
+    // More than one may fit: what any of them covers is untrusted.
+    strings
+        .iter()
+        .filter(|s| !(s.head.is_empty() && s.tail.is_empty()))
+        .filter(|s| s.body == body && before.ends_with(&s.head) && after.starts_with(&s.tail))
+        .map(|s| range.start - s.head.len()..range.end + s.tail.len())
+        .chain(whole)
+        .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
+}
+
 /// Every way in which the strings may be printed other than as they are.
-fn escapes(cores: &HashSet<String>) -> HashSet<String> {
+fn escapes(strings: &HashSet<Marked>) -> HashSet<Marked> {
     let mut out = HashSet::new();
-    let inner = |quoted: String| {
-        let mut chars = quoted.chars();
-        chars.next();
-        chars.next_back();
-        chars.as_str().to_owned()
-    };
-    for core in cores {
-        for ensure_ascii in [false, true] {
-            let mut quoted = String::new();
-            json_string(&mut quoted, core, ensure_ascii);
-            out.insert(inner(quoted));
+    for string in strings {
+        let forms: [&dyn Fn(&str) -> String; 3] =
+            [&|text| json_escape(text, false), &|text| json_escape(text, true), &|text| {
+                inner(|out| string_repr(out, text))
+            }];
+        for form in forms {
+            out.insert(Marked {
+                head: form(&string.head),
+                body: form(&string.body),
+                tail: form(&string.tail),
+            });
         }
-        let mut quoted = String::new();
-        string_repr(&mut quoted, core);
-        out.insert(inner(quoted));
     }
     out
+}
+
+fn json_escape(text: &str, ensure_ascii: bool) -> String {
+    inner(|out| json_string(out, text, ensure_ascii))
+}
+
+/// What a printer writes, without the quotes at its ends.
+fn inner(print: impl Fn(&mut String)) -> String {
+    let mut quoted = String::new();
+    print(&mut quoted);
+    let mut chars = quoted.chars();
+    chars.next();
+    chars.next_back();
+    chars.as_str().to_owned()
 }
 
 fn visit_strings(value: &Value, note: &mut impl FnMut(&str)) {
@@ -190,201 +238,5 @@ fn visit_strings(value: &Value, note: &mut impl FnMut(&str)) {
             visit_strings(item, note);
         }),
         _ => {}
-    }
-}
-
-/// Names that JSON schemas and tool lists are made of; they come from a specification, not from a
-/// tool's author.
-const KEYWORDS: [&str; 45] = [
-    "type",
-    "function",
-    "name",
-    "description",
-    "parameters",
-    "strict",
-    "return",
-    "returns",
-    "properties",
-    "required",
-    "items",
-    "enum",
-    "default",
-    "nullable",
-    "additionalProperties",
-    "anyOf",
-    "oneOf",
-    "allOf",
-    "not",
-    "const",
-    "format",
-    "title",
-    "examples",
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "minLength",
-    "maxLength",
-    "pattern",
-    "minItems",
-    "maxItems",
-    "uniqueItems",
-    "prefixItems",
-    "minProperties",
-    "maxProperties",
-    "propertyNames",
-    "$ref",
-    "$defs",
-    "definitions",
-    "$schema",
-    "$id",
-    "deprecated",
-    "readOnly",
-];
-const TYPES: [&str; 8] =
-    ["string", "integer", "number", "boolean", "array", "object", "null", "function"];
-/// Keywords whose value maps names of the author's choice to schemas.
-const NAME_MAPS: [&str; 4] = ["properties", "$defs", "definitions", "patternProperties"];
-/// Keywords whose value is data of the author's choice.
-const DATA: [&str; 4] = ["enum", "const", "default", "examples"];
-
-struct Marker<'a> {
-    marks: Marks,
-    wanted: &'a dyn Fn(&str) -> bool,
-    /// The marked strings, without the whitespace at their ends.
-    cores: HashSet<String>,
-}
-
-impl Marker<'_> {
-    fn context(
-        &mut self,
-        context: &Map<String, Value>,
-        system: &[Range<usize>],
-    ) -> Map<String, Value> {
-        context
-            .iter()
-            .map(|(key, value)| {
-                let value = match (key.as_str(), value) {
-                    ("messages", Value::Array(messages)) => {
-                        let mut messages: Vec<Value> =
-                            messages.iter().map(|message| self.message(message)).collect();
-                        if let Some(message) = messages.first_mut() {
-                            self.system(message, system);
-                        }
-                        Value::Array(messages)
-                    }
-                    ("tools", Value::Array(tools)) => {
-                        tools.iter().map(|tool| self.schema(tool)).collect()
-                    }
-                    _ => value.clone(),
-                };
-                (key.clone(), value)
-            })
-            .collect()
-    }
-
-    fn message(&mut self, message: &Value) -> Value {
-        let Value::Object(map) = message else { return message.clone() };
-        let mut map = map.clone();
-        let role = map.get("role").and_then(Value::as_str).unwrap_or_default();
-        if !matches!(role, "system" | "developer" | "assistant")
-            && let Some(content) = map.get_mut("content")
-        {
-            match content {
-                Value::String(text) => *text = self.wrap(text),
-                Value::Array(blocks) => {
-                    for block in blocks {
-                        match block {
-                            Value::String(text) => *text = self.wrap(text),
-                            Value::Object(block) => {
-                                if let Some(Value::String(text)) = block.get_mut("text") {
-                                    *text = self.wrap(text);
-                                }
-                            }
-                            _ => {}
-                        }
-                    }
-                }
-                _ => {}
-            }
-        }
-        Value::Object(map)
-    }
-
-    /// Marks the untrusted ranges of a system message.
-    fn system(&mut self, message: &mut Value, untrusted: &[Range<usize>]) {
-        if message.get("role").and_then(Value::as_str) != Some("system") || untrusted.is_empty() {
-            return;
-        }
-        let Some(Value::String(text)) = message.get_mut("content") else { return };
-        let (mut out, mut at) = (String::new(), 0);
-        for range in untrusted {
-            out.push_str(text.get(at..range.start).unwrap_or_default());
-            out.push_str(&self.wrap(text.get(range.clone()).unwrap_or_default()));
-            at = range.end;
-        }
-        out.push_str(text.get(at..).unwrap_or_default());
-        *text = out;
-    }
-
-    fn schema(&mut self, value: &Value) -> Value {
-        let Value::Object(map) = value else { return self.data(value) };
-        let marked = map.iter().map(|(key, value)| {
-            let keyword = KEYWORDS.contains(&key.as_str());
-            let item = match value {
-                Value::Object(names) if NAME_MAPS.contains(&key.as_str()) => Value::Object(
-                    names
-                        .iter()
-                        .map(|(name, schema)| (self.wrap(name), self.schema(schema)))
-                        .collect(),
-                ),
-                _ if DATA.contains(&key.as_str()) || !keyword => self.data(value),
-                Value::String(text) if key == "type" && TYPES.contains(&text.as_str()) => {
-                    value.clone()
-                }
-                Value::Array(types) if key == "type" => types
-                    .iter()
-                    .map(|t| match t.as_str() {
-                        Some(text) if TYPES.contains(&text) => t.clone(),
-                        _ => self.data(t),
-                    })
-                    .collect(),
-                Value::Array(items) => items.iter().map(|item| self.schema(item)).collect(),
-                _ => self.schema(value),
-            };
-            (if keyword { key.clone() } else { self.wrap(key) }, item)
-        });
-        Value::Object(marked.collect())
-    }
-
-    fn data(&mut self, value: &Value) -> Value {
-        match value {
-            Value::String(text) => Value::String(self.wrap(text)),
-            Value::Array(items) => items.iter().map(|item| self.data(item)).collect(),
-            Value::Object(map) => Value::Object(
-                map.iter().map(|(key, item)| (self.wrap(key), self.data(item))).collect(),
-            ),
-            _ => value.clone(),
-        }
-    }
-
-    fn wrap(&mut self, text: &str) -> String {
-        let left = text.trim_start_matches(is_space);
-        let core = left.trim_end_matches(is_space);
-        if core.is_empty() || !(self.wanted)(core) {
-            return text.to_owned();
-        }
-        let (head, tail) = (&text[..text.len() - left.len()], &left[core.len()..]);
-        let mut out = String::with_capacity(text.len() + 8);
-        out.push_str(head);
-        out.push(self.marks.open);
-        out.push_str(core);
-        out.push(self.marks.close);
-        out.push_str(tail);
-        if !self.cores.contains(core) {
-            self.cores.insert(core.to_owned());
-        }
-        out
     }
 }

@@ -1,105 +1,28 @@
-//! The Python methods and Jinja filters that chat templates call, where the template engine's own
-//! differ from Python or are missing.
+//! The methods of Python's `str` and `list` that chat templates call.
 //!
-//! Everything not named here falls back to minijinja and to `minijinja_contrib::pycompat`.
+//! What is not here falls back to `minijinja_contrib::pycompat`.
 
 use minijinja::{
-    Environment, Error, ErrorKind, State, Value,
-    value::{Kwargs, Rest, ValueKind, from_args},
+    Error, ErrorKind, State, Value,
+    value::{Kwargs, ValueKind, from_args},
 };
 
-use super::python::{is_space, to_str, tojson, type_name};
+use super::{
+    filters::iterate,
+    python::{is_space, type_name},
+};
 
-fn invalid(message: impl Into<String>) -> Error {
+pub(super) fn invalid(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
-/// Gives `env` Python's rules.
-pub(super) fn install(env: &mut Environment<'static>) {
-    env.set_unknown_method_callback(method);
-    env.set_formatter(|out, _, value| {
-        match value.as_str() {
-            Some(text) => out.write_str(text)?,
-            None => out.write_str(&to_str(value)?)?,
-        }
-        Ok(())
-    });
-    env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: &Value| to_str(value).map(Value::from));
-    env.add_filter("trim", |value: &Value, chars: Option<&str>| -> Result<Value, Error> {
-        Ok(Value::from(strip(&to_str(value)?, chars, true, true)))
-    });
-    env.add_filter("list", |value: &Value| Ok::<_, Error>(iterate(value)?.collect::<Value>()));
-    env.add_filter("join", join);
-    env.add_filter("replace", |value: &Value, old: &Value, new: &Value| {
-        Ok::<_, Error>(Value::from(to_str(value)?.replace(&to_str(old)?, &to_str(new)?)))
-    });
-    env.add_filter(ITERABLE, |value: &Value| iterate(value).map(|_| value.clone()));
-    env.add_filter("wordcount", |value: &Value| {
-        Ok::<_, Error>(to_str(value)?.split(is_space).filter(|w| !w.is_empty()).count())
-    });
-
-    env.add_test("sequence", |value: &Value| {
-        matches!(
-            value.kind(),
-            ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map
-        )
-    });
-    env.add_test("iterable", |value: &Value| {
-        matches!(
-            value.kind(),
-            ValueKind::String
-                | ValueKind::Seq
-                | ValueKind::Iterable
-                | ValueKind::Map
-                | ValueKind::Undefined
-        )
-    });
-    env.add_test("number", |value: &Value| {
-        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
-    });
-    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        Err(invalid(to_str(message)?))
-    });
-}
-
-/// The filter that loops are made to go through: see [`super::source`].
-pub(super) const ITERABLE: &str = "rollcall_iterable";
-
-/// Python refuses to iterate `None`; minijinja takes it for an empty list.
-fn iterate(value: &Value) -> Result<minijinja::value::ValueIter, Error> {
-    if value.is_none() {
-        return Err(invalid("'NoneType' object is not iterable"));
-    }
-    value.try_iter()
-}
-
-fn join(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
-    let (positional, kwargs): (&[Value], Kwargs) = from_args(&args)?;
-    let separator = match positional.first() {
-        Some(separator) => to_str(separator)?,
-        None => kwargs.get::<Option<String>>("d")?.unwrap_or_default(),
-    };
-    let attribute = match positional.get(1) {
-        Some(name) => Some(name.clone()),
-        None => kwargs.get::<Option<Value>>("attribute")?,
-    };
-    kwargs.assert_all_used()?;
-    let mut out = String::new();
-    for (i, item) in iterate(value)?.enumerate() {
-        if i > 0 {
-            out.push_str(&separator);
-        }
-        let item = match &attribute {
-            Some(name) => item.get_item(name)?,
-            None => item,
-        };
-        out.push_str(&to_str(&item)?);
-    }
-    Ok(Value::from(out))
-}
-
-fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+/// Calls a method of a string or a list.
+pub(super) fn method(
+    state: &State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
     let ours = match value.kind() {
         ValueKind::String => string_method(value.as_str().unwrap_or_default(), name, args)?,
         ValueKind::Seq | ValueKind::Iterable => list_method(value, name, args)?,
@@ -132,7 +55,8 @@ fn list_method(value: &Value, name: &str, args: &[Value]) -> Result<Option<Value
     }
 }
 
-fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a str {
+/// `text` without the given characters (whitespace if none) at its ends.
+pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a str {
     let matches = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
     let text = if left { text.trim_start_matches(matches) } else { text };
     if right { text.trim_end_matches(matches) } else { text }
@@ -208,11 +132,7 @@ fn string_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>
                 (text.chars().any(char::is_uppercase), text.chars().any(char::is_lowercase));
             Value::from(if name == "isupper" { upper && !lower } else { lower && !upper })
         }
-        "capitalize" => {
-            let mut chars = text.chars();
-            let head = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
-            Value::from(head + &chars.as_str().to_lowercase())
-        }
+        "capitalize" => Value::from(capitalize(text)),
         "title" => Value::from(title(text)),
         "zfill" => {
             let (width,): (usize,) = from_args(args)?;
@@ -304,8 +224,7 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
                 let end = if parts.len() < limit { rest.find(is_space) } else { None };
                 let end = end.unwrap_or(rest.len());
                 let (word, tail) = rest.split_at(end);
-                let last = parts.len() >= limit;
-                parts.push(if last { word.trim_end_matches(is_space) } else { word });
+                parts.push(word);
                 rest = tail.trim_start_matches(is_space);
             }
             parts
@@ -315,7 +234,7 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
             let mut rest = text.trim_end_matches(is_space);
             while !rest.is_empty() {
                 if parts.len() >= limit {
-                    parts.push(rest.trim_start_matches(is_space));
+                    parts.push(rest);
                     break;
                 }
                 let start = rest
@@ -359,6 +278,12 @@ fn split_lines(text: &str, keep: bool) -> Vec<&str> {
     lines
 }
 
+pub(super) fn capitalize(text: &str) -> String {
+    let mut chars = text.chars();
+    let head = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();
+    head + &chars.as_str().to_lowercase()
+}
+
 /// `str.title`: a letter after anything uncased becomes upper case, other letters lower case.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -368,7 +293,9 @@ fn title(text: &str) -> String {
         if in_word {
             out.extend(c.to_lowercase());
         } else {
-            out.extend(c.to_uppercase());
+            let mut upper = c.to_uppercase();
+            out.extend(upper.next());
+            out.extend(upper.flat_map(char::to_lowercase));
         }
         in_word = cased;
     }

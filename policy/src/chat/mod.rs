@@ -10,6 +10,7 @@
 
 mod clock;
 mod error;
+mod filters;
 mod format;
 mod json;
 mod marks;
@@ -20,6 +21,7 @@ mod source;
 mod stops;
 mod template;
 mod tokenizer;
+mod untrusted;
 
 pub use clock::{NotADate, TemplateDate};
 pub use error::ChatError;

@@ -9,7 +9,7 @@ use std::{fs, path::Path};
 
 use serde_json::{Map, Value};
 
-use super::{ChatError, methods::ITERABLE};
+use super::{ChatError, filters::ITERABLE};
 
 /// Files of chat settings larger than this are refused.
 const MAX_TEXT_FILE: u64 = 16 << 20;

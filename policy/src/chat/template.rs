@@ -3,7 +3,7 @@
 use minijinja::{Environment, Value as TemplateValue};
 use serde_json::{Map, Value};
 
-use super::{ChatError, TemplateDate, methods, source};
+use super::{ChatError, TemplateDate, filters, source};
 
 const NAME: &str = "chat_template";
 
@@ -21,7 +21,7 @@ impl Template {
         let mut env = Environment::new();
         env.set_trim_blocks(true);
         env.set_lstrip_blocks(true);
-        methods::install(&mut env);
+        filters::install(&mut env);
         if let Some(date) = today {
             env.add_function("strftime_now", move |format: &str| date.strftime(format));
         }

@@ -206,6 +206,16 @@ impl ChatTokenizer {
         self.control.iter().copied().collect()
     }
 
+    /// The lengths of the longest control tokens that `text` starts and ends with, not overlapping.
+    pub(super) fn control_ends(&self, text: &str) -> (usize, usize) {
+        let longest = |fits: &dyn Fn(&str) -> bool| {
+            self.contents.iter().filter(|token| fits(token)).map(String::len).max().unwrap_or(0)
+        };
+        let head = longest(&|token| text.starts_with(token));
+        let rest = text.get(head..).unwrap_or_default();
+        (head, longest(&|token| rest.ends_with(token)))
+    }
+
     /// Whether `text` holds a control token or could complete one at its ends.
     pub(super) fn touches_control(&self, text: &str) -> bool {
         self.contents.iter().any(|token| {
