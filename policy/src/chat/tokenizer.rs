@@ -44,8 +44,8 @@ pub(super) type Span = (u32, Range<usize>);
 struct Added {
     token: AddedToken,
     id: u32,
-    /// Whitespace-only tokens are spelling, not control: any text may have them.
-    is_space: bool,
+    /// Tokens of whitespace or of one plain word are spelling, not control: any text may have them.
+    is_spelling: bool,
 }
 
 #[derive(Debug)]
@@ -77,16 +77,19 @@ impl ChatTokenizer {
             .get_added_tokens_decoder()
             .into_iter()
             .filter(|(_, token)| !token.content.is_empty())
-            .map(|(id, token)| Added { is_space: token.content.trim().is_empty(), token, id })
+            .map(|(id, token)| Added { is_spelling: is_spelling(&token), token, id })
             .collect();
         added.sort_by_key(|added| added.id);
         let control: HashSet<u32> = added
             .iter()
-            .filter(|added| !added.is_space && Some(added.id) != unknown)
+            .filter(|added| !added.is_spelling && Some(added.id) != unknown)
             .map(|added| added.id)
             .collect();
-        let contents =
-            added.iter().filter(|a| !a.is_space).map(|added| added.token.content.clone()).collect();
+        let contents = added
+            .iter()
+            .filter(|a| !a.is_spelling)
+            .map(|added| added.token.content.clone())
+            .collect();
         let (normalized, raw): (Vec<_>, Vec<_>) =
             added.into_iter().partition(|added| added.token.normalized);
         let patterns = normalized
@@ -288,7 +291,7 @@ impl Matcher {
             .find_overlapping_iter(text)
             .filter_map(|m| {
                 let added = self.tokens.get(m.pattern().as_usize())?;
-                (added.is_space || is_trusted(m.range())).then_some((m.start(), m.end(), added))
+                (added.is_spelling || is_trusted(m.range())).then_some((m.start(), m.end(), added))
             })
             .collect();
         matches.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.cmp(&a.1)));
@@ -308,19 +311,23 @@ impl Matcher {
                 continue;
             }
             if added.token.lstrip {
-                start = before.trim_end().len();
+                start = before.trim_end().len().max(cursor);
             }
             if added.token.rstrip {
                 end += after.len() - after.trim_start().len();
             }
-            start = start.max(cursor);
-            if end > start {
-                out.push((added.id, start..end));
-                cursor = end;
-            }
+            // As in Hugging Face's loop, a match inside whitespace that the one before it took counts.
+            out.push((added.id, start..end));
+            cursor = end;
         }
         out
     }
+}
+
+/// Whether an added token only gives a piece of ordinary text an id of its own.
+fn is_spelling(token: &AddedToken) -> bool {
+    let mut chars = token.content.chars();
+    token.content.trim().is_empty() || (!token.special && chars.all(char::is_alphanumeric))
 }
 
 /// `\w` as the tokenizers crate tests it at the ends of single-word tokens.

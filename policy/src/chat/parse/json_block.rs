@@ -23,7 +23,8 @@ pub(super) fn read(body: &str) -> (ParsedCall, usize) {
     let (value, end) = match json::parse_prefix(body) {
         Ok(parsed) => parsed,
         Err(error) => {
-            let place = body.get(..error.at).map_or(error.at, |head| head.chars().count());
+            let head = body.get(..error.at).unwrap_or_default().trim_start();
+            let place = head.chars().count();
             return failed(format!("the JSON is wrong at character {place}: {}", error.reason));
         }
     };
