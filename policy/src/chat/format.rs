@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    fmt,
     ops::Range,
     path::Path,
 };
@@ -57,7 +58,6 @@ enum DummyCalls {
 }
 
 /// Prompts, suffixes and parsed turns of one checkpoint under one recipe.
-#[derive(Debug)]
 pub struct ChatFormat {
     tokenizer: ChatTokenizer,
     template: Template,
@@ -71,6 +71,16 @@ pub struct ChatFormat {
     dummy_calls: DummyCalls,
     /// The stop id with which the template closes an assistant turn.
     turn_end: u32,
+}
+
+impl fmt::Debug for ChatFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ChatFormat")
+            .field("dialect", &self.rules.dialect)
+            .field("observations", &self.observations)
+            .field("stops", &self.stop_texts())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Dummy texts that stand where the policy's and the environment's will.
@@ -118,6 +128,10 @@ impl ChatFormat {
         format.place_tools(&options.tools, options.system)?;
         format.rules.opens_think = format.prompt_opens_think()?;
         format.choose_observation_role()?;
+        // Such text comes sooner or later: better to learn here that the template cannot be kept apart.
+        let forged = format!("a{}b", format.tokenizer.token(format.turn_end).unwrap_or_default());
+        format.prompt(&forged, "")?;
+        format.suffix(FinishReason::Stop, &[forged])?;
         Ok(format)
     }
 

@@ -1,5 +1,7 @@
 //! A checkpoint's chat template, rendered as transformers renders it.
 
+use std::fmt;
+
 use minijinja::{Environment, Value as TemplateValue};
 use serde_json::{Map, Value};
 
@@ -8,10 +10,15 @@ use super::{ChatError, TemplateDate, filters, source};
 const NAME: &str = "chat_template";
 
 /// A compiled chat template.
-#[derive(Debug)]
 pub struct Template {
     env: Environment<'static>,
     source: String,
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Template({} bytes)", self.source.len())
+    }
 }
 
 impl Template {

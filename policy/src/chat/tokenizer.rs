@@ -9,7 +9,7 @@
 use std::{
     cell::RefCell,
     collections::{BTreeSet, HashSet},
-    fs,
+    fmt, fs,
     ops::Range,
     path::Path,
 };
@@ -27,7 +27,6 @@ use super::ChatError;
 const MAX_FILE: u64 = 256 << 20;
 
 /// A tokenizer that keeps trusted and untrusted text apart.
-#[derive(Debug)]
 pub struct ChatTokenizer {
     inner: Tokenizer,
     /// Added tokens that match the text as it is, and those that match normalised text.
@@ -40,7 +39,6 @@ pub struct ChatTokenizer {
 /// A control token in a text: its id and its byte range, stripped whitespace included.
 pub(super) type Span = (u32, Range<usize>);
 
-#[derive(Debug)]
 struct Added {
     token: AddedToken,
     id: u32,
@@ -48,10 +46,15 @@ struct Added {
     is_spelling: bool,
 }
 
-#[derive(Debug)]
 struct Matcher {
     search: AhoCorasick,
     tokens: Vec<Added>,
+}
+
+impl fmt::Debug for ChatTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ChatTokenizer({} ids)", self.inner.get_vocab_size(true))
+    }
 }
 
 impl ChatTokenizer {

@@ -55,3 +55,10 @@ pub(crate) const HOSTILE_UNITS: [&str; 16] = [
     "<tool_call><function=f><parameter=a>x</parameter><parameter=b>",
     "<<<<        ",
 ];
+
+/// Copies a golden checkpoint's files into `target`.
+pub(crate) fn copy_golden(folder: &str, target: &std::path::Path) {
+    for name in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
+        std::fs::copy(golden(folder).join(name), target.join(name)).expect("copies a golden");
+    }
+}
