@@ -23,8 +23,8 @@ use super::{
 pub struct ChatOptions {
     /// The tools' JSON schemas, as `{"type": "function", "function": {…}}` or the inner object alone.
     pub tools: Vec<Value>,
-    /// The recipe's system text: trusted, control tokens in it count. `{tools}` stands for the tools'
-    /// JSON, one a line, where the template has no place for tools.
+    /// The recipe's system text: trusted, control tokens in it count. `{tools}` in it stands for the
+    /// tools' JSON, one a line; the template is then not given the tools.
     pub system: Option<String>,
     /// `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,
@@ -83,6 +83,9 @@ impl fmt::Debug for ChatFormat {
     }
 }
 
+/// Where a system text wants the tools.
+const TOOLS_HERE: &str = "{tools}";
+
 /// Dummy texts that stand where the policy's and the environment's will.
 const DUMMY_USER: &str = "rollcall-user";
 const DUMMY_ASSISTANT: &str = "rollcall-assistant";
@@ -135,15 +138,21 @@ impl ChatFormat {
         Ok(format)
     }
 
-    /// Hands the tools to the template if it prints them, else to the system text.
+    /// Shows the tools where the recipe's `{tools}` stands, else where the template prints them; else the
+    /// system text must have described them in its own words.
     fn place_tools(&mut self, tools: &[Value], system: Option<String>) -> Result<(), ChatError> {
-        self.system = system.clone().map(|text| System { text, untrusted: Vec::new() });
-        if tools.is_empty() {
+        let placed = system.as_ref().is_some_and(|text| text.contains(TOOLS_HERE));
+        self.system = match &system {
+            Some(text) if placed => Some(System::describing(text, tools)?),
+            Some(text) => Some(System { text: text.clone(), untrusted: Vec::new() }),
+            None => None,
+        };
+        if tools.is_empty() || placed {
             return Ok(());
         }
         let messages = self.opening(DUMMY_USER);
         let without = self.template.render(&self.context(messages.clone(), true))?;
-        // An empty list is no list: some templates ask only whether there is one.
+        // Only where there are any: some templates ask no more than whether there is a list.
         self.variables.insert("tools".into(), Value::Array(tools.to_vec()));
         let with = self.template.render(&self.context(messages, true));
         if with.as_ref().is_ok_and(|with| *with != without) {
@@ -151,9 +160,7 @@ impl ChatFormat {
             return Ok(());
         }
         self.variables.insert("tools".into(), Value::Null);
-        let system = system.ok_or(ChatError::ToolsNotShown)?;
-        self.system = Some(System::describing(&system, tools)?);
-        Ok(())
+        if system.is_none() { Err(ChatError::ToolsNotShown) } else { Ok(()) }
     }
 
     /// Whether the generation prompt leaves a `<think>` open.
@@ -446,7 +453,7 @@ impl System {
     /// `system` with `{tools}` replaced by the tools' JSON, one a line.
     fn describing(system: &str, tools: &[Value]) -> Result<Self, ChatError> {
         let mut this = Self { text: String::new(), untrusted: Vec::new() };
-        for (i, part) in system.split("{tools}").enumerate() {
+        for (i, part) in system.split(TOOLS_HERE).enumerate() {
             if i > 0 {
                 for (j, tool) in tools.iter().enumerate() {
                     if j > 0 {
