@@ -1,8 +1,9 @@
 //! Runs plain Rust loops compiled for the processor's vector instructions.
 //!
 //! The release targets a baseline x86-64, where the compiler may use 128-bit registers only. Code
-//! that is reached through [`vectorized`] is compiled a second time with AVX2 and chosen at run time.
-//! Nothing here contracts or reorders floating-point operations: both versions give equal bits.
+//! that is reached through [`vectorized`] is compiled a second time with AVX2 and FMA and chosen at
+//! run time. Floating-point operations are neither contracted nor reordered by that: loops that do
+//! not ask for [`MulAdd`] give the same bits on every processor.
 
 /// Calls `op` with the widest instructions that this processor has.
 ///
@@ -13,7 +14,10 @@ pub(crate) fn vectorized<Op: Vectorized>(op: Op) -> Op::Output {
     if let Some(v3) = pulp::x86::V3::try_new() {
         return pulp::Simd::vectorize(v3, Wide(op));
     }
-    op.run()
+    #[cfg(target_arch = "aarch64")]
+    return op.run::<Fused>();
+    #[cfg(not(target_arch = "aarch64"))]
+    op.run::<Separate>()
 }
 
 /// A loop nest with its inputs, for [`vectorized`].
@@ -21,7 +25,35 @@ pub(crate) trait Vectorized {
     /// What it returns.
     type Output;
     /// The loops; implementations must be `#[inline(always)]`.
-    fn run(self) -> Self::Output;
+    fn run<M: MulAdd>(self) -> Self::Output;
+}
+
+/// `a · b + c` as this processor does it best.
+pub(crate) trait MulAdd {
+    /// `a · b + c`.
+    fn mul_add(a: f32, b: f32, c: f32) -> f32;
+}
+
+/// One rounding, where there is an instruction for it.
+pub(crate) struct Fused;
+
+impl MulAdd for Fused {
+    #[inline(always)]
+    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// Two roundings.
+#[cfg(not(target_arch = "aarch64"))]
+pub(crate) struct Separate;
+
+#[cfg(not(target_arch = "aarch64"))]
+impl MulAdd for Separate {
+    #[inline(always)]
+    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+        a * b + c
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -33,6 +65,6 @@ impl<Op: Vectorized> pulp::WithSimd for Wide<Op> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Op::Output {
-        self.0.run()
+        self.0.run::<Fused>()
     }
 }

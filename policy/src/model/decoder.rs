@@ -79,6 +79,10 @@ impl Decoder {
         self.dtype
     }
 
+    pub(crate) fn rope_table(&self) -> &RopeTable {
+        &self.rope
+    }
+
     pub(crate) fn check_ids(&self, ids: &[u32]) -> Result<(), ModelError> {
         let vocab = self.config.vocab;
         match ids.iter().find(|id| **id as usize >= vocab) {

@@ -28,6 +28,7 @@ pub use decoder::{Decoder, FullInput, FullOutput};
 pub use digest::{CheckpointDigests, chat_template, checkpoint_digests};
 pub use error::{ARCHITECTURES, ModelError};
 pub use kv::{Feed, KvCache, Logits};
+pub(crate) use rope::RopeTable;
 pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;
 pub use target::TargetModules;

@@ -7,7 +7,7 @@
 //! rounding, so it never drops a winner.
 
 use super::philox::{self, LANES};
-use crate::simd::{Vectorized, vectorized};
+use crate::simd::{MulAdd, Vectorized, vectorized};
 
 /// Relative widening of the pre-test; its own rounding is below 1e-6.
 const SLACK: f64 = 1.0 + 1e-4;
@@ -24,7 +24,7 @@ impl Vectorized for Extremes<'_> {
     type Output = (f32, f32, bool);
 
     #[inline(always)]
-    fn run(self) -> Self::Output {
+    fn run<M: MulAdd>(self) -> Self::Output {
         let (mut max, mut min) = ([f32::NEG_INFINITY; LANES], [f32::INFINITY; LANES]);
         let mut unsound = [0u32; LANES];
         let (blocks, tail) = self.0.as_chunks::<LANES>();
@@ -92,7 +92,7 @@ impl Vectorized for SumExp<'_> {
     type Output = f64;
 
     #[inline(always)]
-    fn run(self) -> f64 {
+    fn run<M: MulAdd>(self) -> f64 {
         let mut sums = [0.0; LANES];
         let (blocks, tail) = self.row.as_chunks::<LANES>();
         for block in blocks {
@@ -139,7 +139,7 @@ impl Vectorized for Race<'_> {
     type Output = Raced;
 
     #[inline(always)]
-    fn run(self) -> Raced {
+    fn run<M: MulAdd>(self) -> Raced {
         let mut state = State { winner: None, bar: f64::INFINITY, sums: [0.0; LANES] };
         match self.field {
             Field::All => {

@@ -11,7 +11,7 @@
 //! is a tie on paper (seven of ten equal ids against 1 − 0.3) falls to the same side.
 
 use super::scan;
-use crate::simd::{Vectorized, vectorized};
+use crate::simd::{MulAdd, Vectorized, vectorized};
 
 /// Buckets of logits, of equal width over the row's range: the border of top-p lies in one of them,
 /// and only that one is sorted.
@@ -73,7 +73,7 @@ impl Vectorized for AnyAbove<'_> {
     type Output = bool;
 
     #[inline(always)]
-    fn run(self) -> bool {
+    fn run<M: MulAdd>(self) -> bool {
         self.0.iter().fold(false, |any, &logit| any | (logit > self.1))
     }
 }
@@ -154,7 +154,7 @@ impl Vectorized for Weights<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run(self) {
+    fn run<M: MulAdd>(self) {
         let (max, inverse) = (f64::from(self.max), 1.0 / self.temperature);
         for (weight, &id) in self.weights.iter_mut().zip(self.ids) {
             let logit = self.row.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);

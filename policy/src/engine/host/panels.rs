@@ -1,0 +1,375 @@
+//! Matrices cut into panels of 16 columns, and the one kernel that multiplies them.
+//!
+//! A panel of weights holds, for each input, 16 outputs side by side; a panel of activations holds,
+//! for each row, 16 elements side by side. So a product streams both and needs no packing at the
+//! call. Each output is one chain of multiply-adds over the inputs in order: its bits depend neither
+//! on how many other rows there are nor on how the work is cut among threads.
+
+use rayon::prelude::*;
+
+use crate::simd::{MulAdd, Vectorized, vectorized};
+
+/// Width of a panel.
+pub(super) const W: usize = 16;
+
+/// One row of a panel.
+pub(super) type Chunk = [f32; W];
+
+/// Cost (see [`Job::cost`]) from which a product is worth a second thread.
+const PARALLEL: usize = 1 << 20;
+
+/// Activations `[panels][rows]` of [`Chunk`]s; columns beyond `width` are 0.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Panels {
+    pub rows: usize,
+    pub chunks: Vec<Chunk>,
+}
+
+impl Panels {
+    /// Makes room for `rows` rows of `width` elements. What was there before is not cleared.
+    pub(super) fn reshape(&mut self, width: usize, rows: usize) {
+        self.rows = rows;
+        self.chunks.resize(width.div_ceil(W) * rows, [0.0; W]);
+    }
+
+    /// Copies row `row` to `to`, a multiple of [`W`] elements.
+    pub(super) fn read_row(&self, row: usize, to: &mut [f32]) {
+        let panels = self.chunks.chunks_exact(self.rows.max(1));
+        for (to, panel) in to.chunks_mut(W).zip(panels) {
+            if let Some(chunk) = panel.get(row) {
+                to.iter_mut().zip(chunk).for_each(|(to, from)| *to = *from);
+            }
+        }
+    }
+
+    /// Sets row `row` from `from`.
+    pub(super) fn write_row(&mut self, row: usize, from: &[f32]) {
+        let rows = self.rows.max(1);
+        for (panel, from) in self.chunks.chunks_exact_mut(rows).zip(from.chunks(W)) {
+            if let Some(chunk) = panel.get_mut(row) {
+                *chunk = [0.0; W];
+                chunk.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            }
+        }
+    }
+
+    /// As input of a product.
+    pub(super) fn view(&self) -> View<'_> {
+        View { chunks: &self.chunks, row: 1, panel: self.rows, rows: self.rows }
+    }
+}
+
+/// Input rows of a product: chunk `p` of row `r` is `chunks[r * row + p * panel]`.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub chunks: &'a [Chunk],
+    pub row: usize,
+    pub panel: usize,
+    pub rows: usize,
+}
+
+/// A weight `[out, in]` in panels of 16 outputs: panel `p` is `[in][16]`, inputs padded to a multiple
+/// of 16 and outputs as well, with zeros.
+#[derive(Clone, Debug)]
+pub(super) struct Packed {
+    pub outputs: usize,
+    /// Chunks of inputs: `in` / 16, rounded up.
+    pub depth: usize,
+    data: Vec<Chunk>,
+    bias: Option<Vec<Chunk>>,
+}
+
+impl Packed {
+    /// Packs row-major `[outputs, inputs]` values, each times `scale`.
+    pub(super) fn pack(values: &[f32], outputs: usize, inputs: usize, scale: f32) -> Self {
+        let depth = inputs.div_ceil(W);
+        let mut data = vec![[0.0; W]; outputs.div_ceil(W) * depth * W];
+        for (output, row) in values.chunks_exact(inputs.max(1)).take(outputs).enumerate() {
+            let panel = &mut data[output / W * depth * W..];
+            for (chunk, value) in panel.iter_mut().zip(row) {
+                chunk[output % W] = value * scale;
+            }
+        }
+        Self { outputs, depth, data, bias: None }
+    }
+
+    /// Adds a bias of `outputs` elements.
+    pub(super) fn with_bias(mut self, bias: Option<&[f32]>) -> Self {
+        self.bias = bias.map(|bias| chunked(bias));
+        self
+    }
+
+    /// Row `output` of the weight: its first `to.len()` inputs.
+    pub(super) fn read_row(&self, output: usize, to: &mut [f32]) {
+        let panel = self.data.iter().skip(output / W * self.depth * W);
+        for (to, chunk) in to.iter_mut().zip(panel) {
+            *to = chunk[output % W];
+        }
+    }
+
+    fn panels(&self) -> usize {
+        self.outputs.div_ceil(W)
+    }
+}
+
+/// `values` in chunks, padded with zeros.
+pub(super) fn chunked(values: &[f32]) -> Vec<Chunk> {
+    let chunk = |part: &[f32]| std::array::from_fn(|i| part.get(i).copied().unwrap_or(0.0));
+    values.chunks(W).map(chunk).collect()
+}
+
+/// A product `y = x Wᵀ + b + t Bᵀ`, or `y += …`, where `t Bᵀ` is an adapter's low-rank part.
+pub(super) struct Job<'a> {
+    pub x: View<'a>,
+    pub weight: &'a Packed,
+    pub low: Option<(View<'a>, &'a Packed)>,
+    pub y: &'a mut Panels,
+    /// Whether to add to what `y` holds.
+    pub add: bool,
+}
+
+impl Job<'_> {
+    /// Multiply-adds, and reading the weight as if it were four more rows.
+    fn cost(&self) -> usize {
+        (self.x.rows + 4) * self.weight.data.len() * W
+    }
+}
+
+/// Runs products that do not depend on each other.
+pub(super) fn multiply(jobs: Vec<Job<'_>>) {
+    let cost: usize = jobs.iter().map(Job::cost).sum();
+    let parts = if cost < PARALLEL { 1 } else { (2 * rayon::current_num_threads()).max(1) };
+    let mut tasks = Vec::new();
+    for job in jobs {
+        let Job { x, weight, low, y, add } = job;
+        let share = weight.panels().div_ceil(parts).next_multiple_of(4);
+        let size = share * x.rows.max(1);
+        for (i, y) in y.chunks.chunks_mut(size).enumerate() {
+            let product = Product { x, weight, low, add };
+            tasks.push(Task { product, first: i * share, y });
+        }
+    }
+    if parts == 1 {
+        tasks.into_iter().for_each(vectorized);
+    } else {
+        tasks.into_par_iter().for_each(vectorized);
+    }
+}
+
+/// A product but for its output.
+#[derive(Clone, Copy)]
+struct Product<'a> {
+    x: View<'a>,
+    weight: &'a Packed,
+    low: Option<(View<'a>, &'a Packed)>,
+    add: bool,
+}
+
+/// Some neighbouring panels of a product.
+struct Task<'a> {
+    product: Product<'a>,
+    /// Index of the first panel.
+    first: usize,
+    y: &'a mut [Chunk],
+}
+
+impl Vectorized for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: MulAdd>(self) {
+        let Task { product, first, y } = self;
+        let rows = product.x.rows;
+        // Few rows leave registers for several panels, and need them to hide latencies.
+        let wide = match rows {
+            1 => 4,
+            2 | 3 => 2,
+            _ => 1,
+        };
+        let mut panel = first;
+        for y in y.chunks_mut(rows.max(1) * wide) {
+            let panels = y.len() / rows.max(1);
+            let mut row = 0;
+            while row < rows {
+                let at = Place { panel, row, rows };
+                row += match (rows - row, panels) {
+                    (1, 4) => product.tile::<M, 1, 4>(at, y),
+                    (1, 2) => product.tile::<M, 1, 2>(at, y),
+                    (1, 3) => {
+                        let (y, last) = y.split_at_mut(2 * rows);
+                        product.tile::<M, 1, 2>(at, y);
+                        product.tile::<M, 1, 1>(Place { panel: panel + 2, ..at }, last)
+                    }
+                    (2, 2) => product.tile::<M, 2, 2>(at, y),
+                    (3, 2) => product.tile::<M, 3, 2>(at, y),
+                    (1, _) => product.tile::<M, 1, 1>(at, y),
+                    (2, _) => product.tile::<M, 2, 1>(at, y),
+                    (3, _) => product.tile::<M, 3, 1>(at, y),
+                    (4, _) => product.tile::<M, 4, 1>(at, y),
+                    (5, _) => product.tile::<M, 5, 1>(at, y),
+                    _ => product.tile::<M, 6, 1>(at, y),
+                };
+            }
+            panel += panels;
+        }
+    }
+}
+
+/// Where a tile of outputs lies.
+#[derive(Clone, Copy)]
+struct Place {
+    panel: usize,
+    row: usize,
+    rows: usize,
+}
+
+impl Product<'_> {
+    /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels. Returns `R`.
+    #[inline(always)]
+    fn tile<M: MulAdd, const R: usize, const C: usize>(&self, at: Place, y: &mut [Chunk]) -> usize {
+        let mut acc = [[[0.0; W]; R]; C];
+        if let Some(bias) = &self.weight.bias {
+            for (c, acc) in acc.iter_mut().enumerate() {
+                *acc = [bias[at.panel + c]; R];
+            }
+        }
+        accumulate::<M, R, C>(&mut acc, self.x, at.row, self.weight, at.panel);
+        if let Some((t, b)) = self.low {
+            accumulate::<M, R, C>(&mut acc, t, at.row, b, at.panel);
+        }
+        for (c, acc) in acc.iter().enumerate() {
+            let y = &mut y[c * at.rows + at.row..][..R];
+            for (y, acc) in y.iter_mut().zip(acc) {
+                if self.add {
+                    y.iter_mut().zip(acc).for_each(|(y, a)| *y += a);
+                } else {
+                    *y = *acc;
+                }
+            }
+        }
+        R
+    }
+}
+
+#[inline(always)]
+fn accumulate<M: MulAdd, const R: usize, const C: usize>(
+    acc: &mut [[Chunk; R]; C],
+    x: View<'_>,
+    row: usize,
+    weight: &Packed,
+    panel: usize,
+) {
+    let depth = weight.depth;
+    let panels: [&[[Chunk; W]]; C] = std::array::from_fn(|c| {
+        weight.data[(panel + c) * depth * W..][..depth * W].as_chunks::<W>().0
+    });
+    for d in 0..depth {
+        let x: [&Chunk; R] = std::array::from_fn(|r| &x.chunks[(row + r) * x.row + d * x.panel]);
+        let w: [&[Chunk; W]; C] = std::array::from_fn(|c| &panels[c][d]);
+        multiply_add::<M, R, C>(acc, x, w);
+    }
+}
+
+/// `acc[c][r] += Σ_i x[r][i] · w[c][i]`, one `i` after the other.
+#[inline(always)]
+pub(super) fn multiply_add<M: MulAdd, const R: usize, const C: usize>(
+    acc: &mut [[Chunk; R]; C],
+    x: [&Chunk; R],
+    w: [&[Chunk; W]; C],
+) {
+    for i in 0..W {
+        for c in 0..C {
+            for r in 0..R {
+                for j in 0..W {
+                    acc[c][r][j] = M::mul_add(x[r][i], w[c][i][j], acc[c][r][j]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(n: usize, seed: u32) -> Vec<f32> {
+        let word = |i: usize| (i as u32 + 1).wrapping_mul(0x9E37_79B9 ^ seed).wrapping_mul(747_796_405);
+        (0..n).map(|i| (word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
+    }
+
+    fn panels(values: &[f32], width: usize) -> Panels {
+        let mut panels = Panels::default();
+        panels.reshape(width, values.len() / width);
+        values.chunks(width).enumerate().for_each(|(i, row)| panels.write_row(i, row));
+        panels
+    }
+
+    /// Every count of rows and odd widths, with bias, adapter part and adding.
+    #[test]
+    fn a_product_is_right_for_every_shape() {
+        for rows in [1usize, 2, 3, 4, 5, 6, 7, 8, 13, 33] {
+            for (inputs, outputs) in [(16, 16), (5, 3), (40, 70), (64, 48), (33, 129)] {
+                let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
+                let (bias, t, b) = (values(outputs, 3), values(rows * 4, 4), values(outputs * 4, 5));
+                let weight = Packed::pack(&w, outputs, inputs, 1.0).with_bias(Some(&bias));
+                let low = Packed::pack(&b, outputs, 4, 0.5);
+                let (x, t) = (panels(&x, inputs), panels(&t, 4));
+                let mut y = panels(&vec![1.0; rows * outputs], outputs);
+                let low = Some((t.view(), &low));
+                multiply(vec![Job { x: x.view(), weight: &weight, low, y: &mut y, add: true }]);
+                let mut found = vec![0.0; outputs.next_multiple_of(W)];
+                let (mut xr, mut tr) = (vec![0.0; inputs.next_multiple_of(W)], vec![0.0; W]);
+                for r in 0..rows {
+                    y.read_row(r, &mut found);
+                    x.read_row(r, &mut xr);
+                    t.read_row(r, &mut tr);
+                    for o in 0..outputs {
+                        let dot = |a: &[f32], b: &[f32]| -> f64 {
+                            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                        };
+                        let exact = 1.0
+                            + f64::from(bias[o])
+                            + dot(&xr, &w[o * inputs..][..inputs])
+                            + 0.5 * dot(&tr, &b[o * 4..][..4]);
+                        assert!((f64::from(found[o]) - exact).abs() < 1e-5, "{rows} {inputs} {outputs}");
+                    }
+                    assert!(found[outputs..].iter().all(|&pad| pad == 1.0 || pad == 0.0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_has_the_same_bits_in_any_company() {
+        let (inputs, outputs) = (200, 600);
+        let weight = Packed::pack(&values(outputs * inputs, 2), outputs, inputs, 1.0);
+        let x = values(40 * inputs, 1);
+        let product = |rows: &[f32]| {
+            let (x, mut y) = (panels(rows, inputs), Panels::default());
+            y.reshape(outputs, x.rows);
+            let job = Job { x: x.view(), weight: &weight, low: None, y: &mut y, add: false };
+            multiply(vec![job]);
+            y
+        };
+        let all = product(&x);
+        let (mut alone, mut among) = (vec![0.0; 608], vec![0.0; 608]);
+        for r in 0..40 {
+            all.read_row(r, &mut among);
+            for count in 1..=7.min(40 - r) {
+                product(&x[r * inputs..][..count * inputs]).read_row(0, &mut alone);
+                assert_eq!(alone, among, "row {r} of {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_packed_row_reads_back() {
+        let w = values(20 * 37, 9);
+        let packed = Packed::pack(&w, 20, 37, 1.0);
+        let mut row = vec![0.0; 37];
+        for o in 0..20 {
+            packed.read_row(o, &mut row);
+            assert_eq!(row, w[o * 37..][..37]);
+        }
+    }
+}
