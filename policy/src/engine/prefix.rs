@@ -23,24 +23,36 @@ struct Entry {
 pub(super) struct Prefixes(Vec<Entry>);
 
 impl Prefixes {
-    /// The slot that shares the longest beginning with `stream` (without its last id), and its
-    /// length.
+    /// The kept prompt that shares the longest beginning with `stream` (without its last id): its
+    /// index and that length.
+    fn best(&self, policy: &PolicyDigest, stream: &[u32]) -> Option<(usize, usize)> {
+        let (_, wanted) = stream.split_last()?;
+        let common = |entry: &Entry| {
+            let pairs = entry.ids.iter().zip(wanted);
+            pairs.take_while(|(a, b)| a == b).count()
+        };
+        let mine = self.0.iter().enumerate().filter(|(_, entry)| entry.policy == *policy);
+        let (longest, index) = mine
+            .map(|(index, entry)| (common(entry), std::cmp::Reverse(index)))
+            .max()
+            .filter(|&(common, _)| common > 0 && (common == wanted.len() || common >= LEAST))?;
+        Some((index.0, longest))
+    }
+
+    /// How many ids of `stream` need not be computed.
+    pub(super) fn common(&self, policy: &PolicyDigest, stream: &[u32]) -> usize {
+        self.best(policy, stream).map_or(0, |(_, common)| common)
+    }
+
+    /// The slot to start `stream` from, and how many of its ids to take over.
     pub(super) fn find(
         &mut self,
         policy: &PolicyDigest,
         stream: &[u32],
         now: u64,
     ) -> Option<(Slot, usize)> {
-        let (_, wanted) = stream.split_last()?;
-        let mut best: Option<(usize, &mut Entry)> = None;
-        for entry in self.0.iter_mut().filter(|entry| entry.policy == *policy) {
-            let common = entry.ids.iter().zip(wanted).take_while(|(a, b)| a == b).count();
-            let worth = common == wanted.len() || common >= LEAST;
-            if worth && best.as_ref().is_none_or(|(longest, _)| common > *longest) {
-                best = Some((common, entry));
-            }
-        }
-        let (common, entry) = best.filter(|(common, _)| *common > 0)?;
+        let (index, common) = self.best(policy, stream)?;
+        let entry = self.0.get_mut(index)?;
         entry.used = now;
         Some((entry.slot, common))
     }

@@ -44,8 +44,13 @@ impl Engine {
 
     /// Places that a call may still take.
     fn growth(&self, id: SequenceId) -> usize {
-        let growth = |s: &super::Sequence| self.backend.places(s.held, s.final_len() - s.held);
-        self.sequences.get(&id).map_or(0, growth)
+        self.sequences.get(&id).map_or(0, |s| {
+            let held = match s.slot {
+                Some(_) => s.held,
+                None => self.prefixes.common(&s.policy, &s.stream),
+            };
+            self.backend.places(held, s.final_len() - held)
+        })
     }
 
     fn fits(&self, id: SequenceId) -> bool {
@@ -55,7 +60,9 @@ impl Engine {
 
     /// Whether a running call is computing the very prompt that this fresh stream starts with.
     fn prompt_is_underway(&self, id: SequenceId) -> bool {
-        let Some(fresh) = self.sequences.get(&id).filter(|s| s.slot.is_none()) else { return false };
+        let Some(fresh) = self.sequences.get(&id).filter(|s| s.slot.is_none()) else {
+            return false;
+        };
         self.running.iter().filter_map(|id| self.sequences.get(id)).any(|other| {
             let offset = other.call.as_ref().map_or(0, |call| call.offset);
             other.policy == fresh.policy

@@ -104,7 +104,8 @@ impl Vectorized for Task<'_> {
                 ops::norm_and_rotate(head, a.norm, a.eps, rope);
                 let line = (h / group * rows.count + r) * group + h % group;
                 let to = queries[line * panels..][..panels].iter_mut();
-                to.zip(head.chunks(W)).for_each(|(to, part)| to[..part.len()].copy_from_slice(part));
+                to.zip(head.chunks(W))
+                    .for_each(|(to, part)| to[..part.len()].copy_from_slice(part));
             }
         }
         let lines = rows.count * group;

@@ -199,7 +199,15 @@ impl Step<'_> {
         let linear = |slot: usize| &layer.linears[slot];
 
         ops::rms_norm(x, &layer.input_norm, hidden, eps, h);
-        self.linears(index, 0, h.view(), [linear(0), linear(1), linear(2)], [&mut *q, &mut *k, &mut *v], low, false);
+        self.linears(
+            index,
+            0,
+            h.view(),
+            [linear(0), linear(1), linear(2)],
+            [&mut *q, &mut *k, &mut *v],
+            low,
+            false,
+        );
         self.remember(index, k, v, fed);
         let attention = Attention {
             shape: &self.shape,
@@ -226,7 +234,15 @@ impl Step<'_> {
         self.linears(index, 3, view, [linear(3)], [&mut *x], low, true);
 
         ops::rms_norm(x, &layer.post_norm, hidden, eps, h);
-        self.linears(index, 4, h.view(), [linear(4), linear(5)], [&mut *gate, &mut *up], low, false);
+        self.linears(
+            index,
+            4,
+            h.view(),
+            [linear(4), linear(5)],
+            [&mut *gate, &mut *up],
+            low,
+            false,
+        );
         ops::gated(&mut gate.chunks, &up.chunks);
         self.linears(index, 6, gate.view(), [linear(6)], [x], low, true);
     }

@@ -95,7 +95,7 @@ impl Packed {
 
     /// Adds a bias of `outputs` elements.
     pub(super) fn with_bias(mut self, bias: Option<&[f32]>) -> Self {
-        self.bias = bias.map(|bias| chunked(bias));
+        self.bias = bias.map(chunked);
         self
     }
 
@@ -263,6 +263,8 @@ fn accumulate<M: MulAdd, const R: usize, const C: usize>(
     let panels: [&[[Chunk; W]]; C] = std::array::from_fn(|c| {
         weight.data[(panel + c) * depth * W..][..depth * W].as_chunks::<W>().0
     });
+    // Indexed: zipping C panels costs more than it clears.
+    #[allow(clippy::needless_range_loop)]
     for d in 0..depth {
         let x: [&Chunk; R] = std::array::from_fn(|r| &x.chunks[(row + r) * x.row + d * x.panel]);
         let w: [&[Chunk; W]; C] = std::array::from_fn(|c| &panels[c][d]);
@@ -293,7 +295,8 @@ mod tests {
     use super::*;
 
     fn values(n: usize, seed: u32) -> Vec<f32> {
-        let word = |i: usize| (i as u32 + 1).wrapping_mul(0x9E37_79B9 ^ seed).wrapping_mul(747_796_405);
+        let word =
+            |i: usize| (i as u32 + 1).wrapping_mul(0x9E37_79B9 ^ seed).wrapping_mul(747_796_405);
         (0..n).map(|i| (word(i) >> 8) as f32 / (1 << 23) as f32 - 1.0).collect()
     }
 
@@ -310,7 +313,8 @@ mod tests {
         for rows in [1usize, 2, 3, 4, 5, 6, 7, 8, 13, 33] {
             for (inputs, outputs) in [(16, 16), (5, 3), (40, 70), (64, 48), (33, 129)] {
                 let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
-                let (bias, t, b) = (values(outputs, 3), values(rows * 4, 4), values(outputs * 4, 5));
+                let (bias, t, b) =
+                    (values(outputs, 3), values(rows * 4, 4), values(outputs * 4, 5));
                 let weight = Packed::pack(&w, outputs, inputs, 1.0).with_bias(Some(&bias));
                 let low = Packed::pack(&b, outputs, 4, 0.5);
                 let (x, t) = (panels(&x, inputs), panels(&t, 4));
@@ -331,7 +335,10 @@ mod tests {
                             + f64::from(bias[o])
                             + dot(&xr, &w[o * inputs..][..inputs])
                             + 0.5 * dot(&tr, &b[o * 4..][..4]);
-                        assert!((f64::from(found[o]) - exact).abs() < 1e-5, "{rows} {inputs} {outputs}");
+                        assert!(
+                            (f64::from(found[o]) - exact).abs() < 1e-5,
+                            "{rows} {inputs} {outputs}"
+                        );
                     }
                     assert!(found[outputs..].iter().all(|&pad| pad == 1.0 || pad == 0.0));
                 }

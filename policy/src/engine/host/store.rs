@@ -142,7 +142,7 @@ impl Store {
         self.past(slot)?;
         let mut past = self.pasts.remove(&slot).unwrap_or_default();
         let shared = |block: &&mut Arc<Block>| Arc::strong_count(block) > 1;
-        if past.len % W != 0
+        if !past.len.is_multiple_of(W)
             && let Some(block) = past.blocks.last_mut().filter(shared)
         {
             *block = Arc::new(Block::clone(block));
