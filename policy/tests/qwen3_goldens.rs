@@ -1,4 +1,5 @@
 //! Every checkpoint under the data roots gives the reference stack's numbers.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

@@ -105,6 +105,7 @@ fn open_cuda(_index: usize) -> Device {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -15,8 +15,11 @@ use super::{
     target::TargetModules,
 };
 
-/// What PEFT puts before a module's path in the base model.
-pub(crate) const PREFIX: &str = "base_model.model.";
+/// PEFT's name of a matrix: `part` is `lora_A` or `lora_B`.
+pub(crate) fn lora_key(path: &str, part: &str) -> String {
+    format!("base_model.model.{path}.{part}.weight")
+}
+
 /// The key of the settings in `__metadata__`.
 const SETTINGS: &str = "lora_config";
 /// The largest adapter that is read, in bytes.
@@ -73,7 +76,7 @@ impl Adapter {
                 continue;
             }
             let mut take = |part: &str, shape: [usize; 2]| {
-                let name = format!("{PREFIX}{}.{part}.weight", linear.path);
+                let name = lora_key(&linear.path, part);
                 let Some(view) = tensors.remove(&name) else {
                     return Err(ModelError::Adapter(format!("tensor {name:?} is missing")));
                 };
@@ -96,7 +99,7 @@ impl Adapter {
     /// Its tensors by PEFT's key names, sorted.
     pub fn named(&self) -> BTreeMap<String, Tensor<2>> {
         let pair = |(linear, lora): (&super::weights::LinearInfo, &Lora)| {
-            let name = |part: &str| format!("{PREFIX}{}.{part}.weight", linear.path);
+            let name = |part: &str| lora_key(&linear.path, part);
             [(name("lora_A"), lora.lora_a.val()), (name("lora_B"), lora.lora_b.val())]
         };
         self.targeted().flat_map(pair).collect()

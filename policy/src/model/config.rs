@@ -236,6 +236,7 @@ fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
 

@@ -159,6 +159,11 @@ impl Decoder {
         Tensor::from_data(TensorData::new(values, [len]), (&self.device, DType::I32))
     }
 
+    /// Cosines and sines, `[positions, head_dim / 2]` each.
+    pub(crate) fn rope_at(&self, positions: &[u32]) -> (Vec<f32>, Vec<f32>) {
+        self.rope.at(positions)
+    }
+
     pub(crate) fn rotations(&self, positions: &[u32]) -> Rotations {
         let (cos, sin) = self.rope.at(positions);
         let shape = [positions.len(), 1, self.config.head_dim / 2];

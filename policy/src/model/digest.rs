@@ -92,6 +92,7 @@ pub fn chat_template(dir: &Path) -> Result<Option<String>, ModelError> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

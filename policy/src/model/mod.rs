@@ -33,6 +33,8 @@ pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;
 pub use target::TargetModules;
 
+pub(crate) use adapter_bytes::lora_key;
 pub(crate) use bytes::safetensors_bytes;
 pub(crate) use decoder::{MASKED, Rotations};
 pub(crate) use ops::{attend, from_f32, to_f32};
+pub(crate) use weights::LINEARS;

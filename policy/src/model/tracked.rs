@@ -2,14 +2,13 @@
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
-    tensor::{DType, Gradients as Graph, Tensor},
+    tensor::{Gradients as Graph, Tensor},
 };
 
 use super::{
     adapter::{Adapter, Lora},
-    adapter_bytes::PREFIX,
+    adapter_bytes::lora_key,
     decoder::Decoder,
-    error::ModelError,
     weights::LinearInfo,
 };
 use crate::score::Gradients;
@@ -116,17 +115,13 @@ impl Adapter {
 }
 
 fn key(linear: &LinearInfo, part: &str) -> String {
-    format!("{PREFIX}{}.{part}.weight", linear.path)
+    lora_key(&linear.path, part)
 }
 
 impl Decoder {
     /// All weights as leaves that want gradients.
-    pub(crate) fn tracked(&self) -> Result<Self, ModelError> {
-        if self.dtype() != DType::F32 {
-            let reason = "training all weights needs them in f32; load the checkpoint as f32";
-            return Err(ModelError::Input(reason.into()));
-        }
-        Ok(self.with_weights(self.weights.clone().map(&mut Track(true))))
+    pub(crate) fn tracked(&self) -> Self {
+        self.with_weights(self.weights.clone().map(&mut Track(true)))
     }
 
     pub(crate) fn untracked(&self) -> Self {

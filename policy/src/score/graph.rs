@@ -10,7 +10,7 @@ use super::{
 use crate::model::{Adapter, Decoder, ModelError};
 
 /// A recorded pass: its scores, and what the backward pass needs.
-pub struct Tape {
+pub(super) struct GraphTape {
     decoder: Decoder,
     adapter: Option<Adapter>,
     trainable: Trainable,
@@ -24,19 +24,18 @@ pub struct Tape {
 
 enum Saved {
     /// The whole graph, up to the normed hidden states that predict scored ids.
-    Graph(Tensor<2>),
+    Graph(Box<Tensor<2>>),
     /// The input of each layer, and of the final norm.
     Inputs(Vec<Tensor<2>>),
 }
 
 /// Scores without gradients.
-pub(crate) fn score(
+pub(super) fn score(
     decoder: &Decoder,
     adapter: Option<&Adapter>,
     batch: &ScoreBatch,
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
-    config.check()?;
     let layout = Layout::new(decoder, batch)?;
     let pass = Pass::new(decoder, adapter, &layout);
     let mut x = decoder.embed(&layout.ids);
@@ -52,11 +51,7 @@ fn scores(
     layout: &Layout,
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
-    let output = head::forward(decoder, hidden, &layout.targets, config)?;
-    Ok(Scores {
-        log_probs: layout.split(&output.log_probs),
-        entropies: output.entropies.map(|values| layout.split(&values)),
-    })
+    Ok(head::forward(decoder, hidden, &layout.targets, config)?.split(layout))
 }
 
 /// One pass over a layout: the same code with and without gradients.
@@ -87,22 +82,18 @@ impl<'a> Pass<'a> {
     }
 }
 
-impl Tape {
-    pub(crate) fn record(
+impl GraphTape {
+    pub(super) fn record(
         decoder: &Decoder,
         adapter: Option<&Adapter>,
         trainable: Trainable,
         batch: &ScoreBatch,
         config: &ScoreConfig,
     ) -> Result<Self, ModelError> {
-        config.check()?;
         let layout = Layout::new(decoder, batch)?;
         let (decoder, adapter) = match (trainable, adapter) {
             (Trainable::Adapter, Some(adapter)) => (decoder.clone(), Some(adapter.tracked())),
-            (Trainable::Adapter, None) => {
-                return Err(ModelError::Input("no adapter to compute gradients for".into()));
-            }
-            (Trainable::Base, adapter) => (decoder.tracked()?, adapter.cloned()),
+            (_, adapter) => (decoder.tracked(), adapter.cloned()),
         };
         let layers = decoder.config().layers;
         let (saved, hidden) = if config.checkpointing {
@@ -122,29 +113,18 @@ impl Tape {
                 x = pass.layer(index, x);
             }
             let output = pass.last(x);
-            (Saved::Graph(output.clone()), output.inner())
+            (Saved::Graph(Box::new(output.clone())), output.inner())
         };
         let scores = scores(&decoder.untracked(), &hidden, &layout, config)?;
         let config = *config;
         Ok(Self { decoder, adapter, trainable, config, layout, saved, hidden, scores })
     }
 
-    /// The scores.
-    pub fn scores(&self) -> &Scores {
+    pub(super) fn scores(&self) -> &Scores {
         &self.scores
     }
 
-    /// Log-probabilities by row, one for each scored id in order.
-    pub fn log_probs(&self) -> &[Vec<f32>] {
-        &self.scores.log_probs
-    }
-
-    /// Gradients of a loss, given its derivative by each log-probability (in the shape of
-    /// [`Tape::log_probs`]).
-    ///
-    /// # Errors
-    /// Another shape, values that are not finite, or a failing device.
-    pub fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
+    pub(super) fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
         let Self { decoder, adapter, trainable, config, layout, saved, hidden, .. } = self;
         let dlogp = layout.join(dlogp)?;
         let mut gradients = Gradients::default();

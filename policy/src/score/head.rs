@@ -4,7 +4,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::ScoreConfig;
+use super::{ScoreConfig, Scores, layout::Layout};
 use crate::model::{Decoder, ModelError, to_f32};
 
 /// What the head gives at the scored positions.
@@ -13,7 +13,17 @@ pub(crate) struct HeadOutput {
     pub(crate) entropies: Option<Vec<f32>>,
 }
 
-fn chunk(decoder: &Decoder, config: &ScoreConfig) -> usize {
+impl HeadOutput {
+    pub(crate) fn split(self, layout: &Layout) -> Scores {
+        Scores {
+            log_probs: layout.split(&self.log_probs),
+            entropies: self.entropies.map(|values| layout.split(&values)),
+        }
+    }
+}
+
+/// Positions whose logits exist at one time.
+pub(crate) fn chunk(decoder: &Decoder, config: &ScoreConfig) -> usize {
     match config.head_chunk {
         0 => ((16 << 20) / decoder.config().vocab).clamp(1, 4096),
         rows => rows,

@@ -7,13 +7,18 @@ mod attention;
 mod gradients;
 mod graph;
 mod head;
+mod host;
 mod layout;
 mod optimizer;
+#[cfg(test)]
+mod tests;
 
 pub use gradients::{Gradients, Parameters};
-pub use graph::Tape;
 pub use optimizer::{AdamWSettings, Optimizer};
 
+use burn::tensor::DType;
+
+use self::{graph::GraphTape, host::HostTape};
 use crate::model::{Adapter, Decoder, ModelError};
 
 /// One continuation of the batch's prefix.
@@ -94,7 +99,12 @@ pub fn log_probs(
     batch: &ScoreBatch,
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
-    graph::score(decoder, adapter, batch, config)
+    config.check()?;
+    if host::serves(decoder) {
+        host::score(decoder, adapter, batch, config)
+    } else {
+        graph::score(decoder, adapter, batch, config)
+    }
 }
 
 /// Scores and keeps what [`Tape::backward`] needs.
@@ -109,5 +119,52 @@ pub fn forward(
     batch: &ScoreBatch,
     config: &ScoreConfig,
 ) -> Result<Tape, ModelError> {
-    Tape::record(decoder, adapter, trainable, batch, config)
+    config.check()?;
+    if trainable == Trainable::Adapter && adapter.is_none() {
+        return Err(ModelError::Input("no adapter to compute gradients for".into()));
+    }
+    if trainable == Trainable::Base && decoder.dtype() != DType::F32 {
+        let reason = "training all weights needs them in f32; load the checkpoint as f32";
+        return Err(ModelError::Input(reason.into()));
+    }
+    Ok(Tape(if host::serves(decoder) {
+        Recorded::Host(Box::new(HostTape::record(decoder, adapter, trainable, batch, config)?))
+    } else {
+        Recorded::Graph(Box::new(GraphTape::record(decoder, adapter, trainable, batch, config)?))
+    }))
+}
+
+/// A recorded pass: its scores, and what the backward pass needs.
+pub struct Tape(Recorded);
+
+enum Recorded {
+    Host(Box<HostTape>),
+    Graph(Box<GraphTape>),
+}
+
+impl Tape {
+    /// The scores.
+    pub fn scores(&self) -> &Scores {
+        match &self.0 {
+            Recorded::Host(tape) => tape.scores(),
+            Recorded::Graph(tape) => tape.scores(),
+        }
+    }
+
+    /// Log-probabilities by row, one for each scored id in order.
+    pub fn log_probs(&self) -> &[Vec<f32>] {
+        &self.scores().log_probs
+    }
+
+    /// Gradients of a loss, given its derivative by each log-probability (in the shape of
+    /// [`Tape::log_probs`]).
+    ///
+    /// # Errors
+    /// Another shape, values that are not finite, or a failing device.
+    pub fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
+        match self.0 {
+            Recorded::Host(tape) => tape.backward(dlogp),
+            Recorded::Graph(tape) => tape.backward(dlogp),
+        }
+    }
 }

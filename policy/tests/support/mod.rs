@@ -1,5 +1,5 @@
 //! Golden files made by the reference stack: finding them, reading them, comparing with them.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::{
     collections::BTreeMap,

@@ -1,0 +1,169 @@
+//! The language-model head at scored positions, a chunk of logits at a time.
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use super::{
+    super::{ScoreConfig, head::HeadOutput, head::chunk},
+    mat::Mat,
+    math::{dot, exp, exp_sum, largest},
+};
+use crate::{
+    model::{Decoder, ModelError},
+    simd::{MulAdd, Vectorized, vectorized},
+};
+
+/// Scores, and each position's log-sum-exp for the backward pass.
+pub(super) struct Scored {
+    pub(super) output: HeadOutput,
+    pub(super) sums: Vec<f32>,
+}
+
+/// Log-probabilities of `targets` under the normed hidden states `[positions, hidden]`.
+pub(super) fn forward(
+    decoder: &Decoder,
+    hidden: &Mat,
+    targets: &[u32],
+    config: &ScoreConfig,
+) -> Result<Scored, ModelError> {
+    let head = decoder.head();
+    let mut log_probs = vec![0.0; targets.len()];
+    let mut sums = vec![0.0; targets.len()];
+    let mut entropies = vec![0.0; targets.len()];
+    let size = chunk(decoder, config);
+    let hidden = hidden.read()?.chunks(size * decoder.config().hidden);
+    let outputs = log_probs.chunks_mut(size).zip(sums.chunks_mut(size));
+    let outputs = outputs.zip(entropies.chunks_mut(size));
+    for ((hidden, targets), ((log_probs, sums), entropies)) in
+        hidden.zip(targets.chunks(size)).zip(outputs)
+    {
+        let mut logits = logits(hidden, targets.len(), &head)?;
+        let vocab = logits.cols;
+        (logits.write()?.par_chunks_mut(vocab).zip(targets))
+            .zip(log_probs.par_iter_mut().zip(sums).zip(entropies))
+            .for_each(|((logits, target), ((log_prob, sum), entropy))| {
+                let row = Row { logits, temperature: config.temperature, entropy: config.entropy };
+                let found = vectorized(ScoreRow { row, target: *target as usize });
+                (*log_prob, *sum, *entropy) = found;
+            });
+    }
+    let entropies = config.entropy.then_some(entropies);
+    Ok(Scored { output: HeadOutput { log_probs, entropies }, sums })
+}
+
+/// `dL/dhidden` `[positions, hidden]`, and the head's own gradient where `weight` asks for it.
+/// Positions without a gradient cost nothing.
+pub(super) fn backward(
+    decoder: &Decoder,
+    hidden: &Mat,
+    scored: (&[u32], &[f32]),
+    dlogp: &[f32],
+    config: &ScoreConfig,
+    weight: bool,
+) -> Result<(Mat, Option<Tensor<2>>), ModelError> {
+    let (targets, sums) = scored;
+    let head = decoder.head();
+    let width = hidden.cols;
+    let mut dhidden = Mat::zeros(hidden.rows, width);
+    let mut dhead: Option<Tensor<2>> = None;
+    let values = hidden.read()?;
+    let active: Vec<usize> = (0..dlogp.len()).filter(|&i| dlogp[i] != 0.0).collect();
+    for active in active.chunks(chunk(decoder, config)) {
+        let rows: Vec<f32> =
+            active.iter().flat_map(|&i| &values[i * width..][..width]).copied().collect();
+        let mut dlogits = logits(&rows, active.len(), &head)?;
+        let vocab = dlogits.cols;
+        dlogits.write()?.par_chunks_mut(vocab).zip(active).for_each(|(logits, &i)| {
+            let (temperature, entropy) = (config.temperature, false);
+            let row = Row { logits, temperature, entropy };
+            let (target, sum) = (targets[i] as usize, sums[i]);
+            vectorized(Gradient { row, target, sum, dlogp: dlogp[i] });
+        });
+        let part = dlogits.times(&head)?;
+        for (&i, part) in active.iter().zip(part.read()?.chunks_exact(width)) {
+            dhidden.write()?[i * width..][..width].copy_from_slice(part);
+        }
+        if weight {
+            let part = dlogits.transposed_times(&mut Mat::new(rows, active.len(), width))?;
+            dhead = Some(match dhead {
+                None => part,
+                Some(sum) => sum.add(part),
+            });
+        }
+    }
+    if weight && dhead.is_none() {
+        dhead = Some(head.zeros_like());
+    }
+    Ok((dhidden, dhead))
+}
+
+fn logits(hidden: &[f32], rows: usize, head: &Tensor<2>) -> Result<Mat, ModelError> {
+    let width = head.dims()[1];
+    Mat::new(hidden.to_vec(), rows, width).times_transposed(head)
+}
+
+struct Row<'a> {
+    logits: &'a mut [f32],
+    temperature: f32,
+    entropy: bool,
+}
+
+impl Row<'_> {
+    #[inline(always)]
+    fn temper(&mut self) {
+        if self.temperature != 1.0 {
+            let scale = 1.0 / self.temperature;
+            self.logits.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
+}
+
+struct ScoreRow<'a> {
+    row: Row<'a>,
+    target: usize,
+}
+
+impl Vectorized for ScoreRow<'_> {
+    /// Log-probability, log-sum-exp, entropy.
+    type Output = (f32, f32, f32);
+
+    #[inline(always)]
+    fn run<M: MulAdd>(mut self) -> Self::Output {
+        self.row.temper();
+        let logits = self.row.logits;
+        let target = logits.get(self.target).copied().unwrap_or(f32::NAN);
+        let max = largest(logits);
+        if !self.row.entropy {
+            let sum = exp_sum(logits, max);
+            let log_sum = sum.ln();
+            return (target - max - log_sum, max + log_sum, 0.0);
+        }
+        let shifted: Vec<f32> = logits.iter().map(|x| x - max).collect();
+        let sum = exp_sum(logits, max);
+        let log_sum = sum.ln();
+        let entropy = log_sum - dot::<M>(logits, &shifted) / sum;
+        (target - max - log_sum, max + log_sum, entropy)
+    }
+}
+
+struct Gradient<'a> {
+    row: Row<'a>,
+    target: usize,
+    sum: f32,
+    dlogp: f32,
+}
+
+impl Vectorized for Gradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: MulAdd>(mut self) {
+        self.row.temper();
+        let scale = self.dlogp / self.row.temperature;
+        let sum = self.sum;
+        self.row.logits.iter_mut().for_each(|x| *x = -scale * exp(*x - sum));
+        if let Some(target) = self.row.logits.get_mut(self.target) {
+            *target += scale;
+        }
+    }
+}

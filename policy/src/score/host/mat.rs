@@ -1,0 +1,103 @@
+//! Row-major f32 matrices that plain loops and Burn's matrix products share without copies.
+
+use burn::tensor::{Device, Tensor, TensorData};
+use rayon::prelude::*;
+
+use crate::model::ModelError;
+
+/// `[rows, cols]`, row-major.
+#[derive(Debug)]
+pub(super) struct Mat {
+    data: TensorData,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+}
+
+pub(super) fn failed(error: impl std::fmt::Display) -> ModelError {
+    ModelError::Device(error.to_string())
+}
+
+impl Mat {
+    pub(super) fn new(values: Vec<f32>, rows: usize, cols: usize) -> Self {
+        Self { data: TensorData::new(values, [rows, cols]), rows, cols }
+    }
+
+    pub(super) fn zeros(rows: usize, cols: usize) -> Self {
+        Self::new(vec![0.0; rows * cols], rows, cols)
+    }
+
+    /// A tensor's values as a matrix of `cols` columns. Copies nothing if the tensor is unshared.
+    pub(super) fn from_tensor<const D: usize>(
+        tensor: Tensor<D>,
+        cols: usize,
+    ) -> Result<Self, ModelError> {
+        let data = tensor.try_into_data().map_err(failed)?;
+        let rows = data.num_elements() / cols.max(1);
+        Ok(Self { data, rows, cols })
+    }
+
+    pub(super) fn read(&self) -> Result<&[f32], ModelError> {
+        self.data.as_slice().map_err(failed)
+    }
+
+    pub(super) fn write(&mut self) -> Result<&mut [f32], ModelError> {
+        self.data.as_mut_slice().map_err(failed)
+    }
+
+    pub(super) fn copy(&self) -> Result<Self, ModelError> {
+        Ok(Self::new(self.read()?.to_vec(), self.rows, self.cols))
+    }
+
+    /// The matrix as a tensor of any shape with as many elements.
+    pub(super) fn into_tensor<const D: usize>(self, shape: [usize; D]) -> Tensor<D> {
+        let (bytes, _, dtype) = self.data.into_parts();
+        Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), &Device::flex())
+    }
+
+    /// Calls `f` with the matrix as a tensor, without a copy as long as `f` keeps none.
+    pub(super) fn lend<R>(&mut self, f: impl FnOnce(&Tensor<2>) -> R) -> Result<R, ModelError> {
+        let empty = TensorData::new(Vec::<f32>::new(), [0]);
+        let data = std::mem::replace(&mut self.data, empty);
+        let (bytes, _, dtype) = data.into_parts();
+        let data = TensorData::from_bytes(bytes, [self.rows, self.cols], dtype);
+        let tensor = Tensor::from_data(data, &Device::flex());
+        let result = f(&tensor);
+        self.data = tensor.try_into_data().map_err(failed)?;
+        Ok(result)
+    }
+
+    /// `self · wᵀ` for `w` `[outputs, cols]`.
+    pub(super) fn times_transposed(&mut self, w: &Tensor<2>) -> Result<Self, ModelError> {
+        let outputs = w.dims()[0];
+        let product = self.lend(|x| x.clone().matmul(w.clone().transpose()))?;
+        Self::from_tensor(product, outputs)
+    }
+
+    /// `self · w` for `w` `[cols, outputs]`.
+    pub(super) fn times(&mut self, w: &Tensor<2>) -> Result<Self, ModelError> {
+        let outputs = w.dims()[1];
+        let product = self.lend(|x| x.clone().matmul(w.clone()))?;
+        Self::from_tensor(product, outputs)
+    }
+
+    /// `selfᵀ · other`, `[cols, other.cols]`.
+    pub(super) fn transposed_times(&mut self, other: &mut Self) -> Result<Tensor<2>, ModelError> {
+        self.lend(|x| other.lend(|y| x.clone().transpose().matmul(y.clone())))?
+    }
+
+    /// Adds another matrix of the same shape.
+    pub(super) fn add(&mut self, other: &Self) -> Result<(), ModelError> {
+        let rows = rows_per_task(self.cols);
+        let width = rows * self.cols;
+        let other = other.read()?;
+        self.write()?.par_chunks_mut(width).zip(other.par_chunks(width)).for_each(|(to, from)| {
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        });
+        Ok(())
+    }
+}
+
+/// Rows of `cols` elements that are worth a task of their own.
+pub(super) fn rows_per_task(cols: usize) -> usize {
+    (1_usize << 14).div_ceil(cols.max(1)).max(1)
+}
