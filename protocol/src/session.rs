@@ -7,6 +7,8 @@
 mod actor;
 mod learner;
 mod outbox;
+#[cfg(test)]
+mod tests;
 
 pub use actor::{ActorEvent, ActorSession};
 pub use learner::{Admission, LearnerEvent, LearnerSession};
