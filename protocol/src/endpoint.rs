@@ -43,7 +43,8 @@ pub struct LinkConfig {
     pub profile: Profile,
     /// A silent side says something this often.
     pub keep_alive: Duration,
-    /// A peer that is silent for this long is gone.
+    /// A peer that is silent for this long, counted from what was last said to it, is gone: it is
+    /// noticed within this time and one keep-alive.
     pub idle: Duration,
     /// The preamble, and then the hello and its answer, must arrive within this time.
     pub join: Duration,

@@ -43,6 +43,13 @@ pub enum IdentityError {
     Generate(String),
 }
 
+impl Clone for Identity {
+    fn clone(&self) -> Self {
+        let (certificate, key) = (self.certificate.clone(), self.key.clone_key());
+        Self { certificate, key, fingerprint: self.fingerprint }
+    }
+}
+
 impl std::fmt::Debug for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Identity({})", self.fingerprint.short())

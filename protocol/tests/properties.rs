@@ -167,10 +167,10 @@ fn messages() -> impl Strategy<Value = Message> {
 /// What is accepted has exactly the bytes that it would be sent with.
 fn one_encoding(frame: Frame) -> Result<(), TestCaseError> {
     let (kind, body) = (frame.kind, frame.body.clone());
-    if kind == Kind::Episode {
-        if let Ok(episode) = Episode::decode(&body) {
-            prop_assert_eq!(episode.encode().expect("it was validated"), body.clone());
-        }
+    if kind == Kind::Episode
+        && let Ok(episode) = Episode::decode(&body)
+    {
+        prop_assert_eq!(episode.encode().expect("it was validated"), body.clone());
     }
     if let Ok(message) = Message::decode(frame) {
         let again = message.encode().expect("it was validated");

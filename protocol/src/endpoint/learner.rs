@@ -5,7 +5,7 @@
 //! Everything else becomes a [`JoinFailure`] for the learner's log and a close code for the peer.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -38,10 +38,6 @@ use crate::{
     tls, wire,
 };
 
-/// Joins under way at a time; more are refused before they cost a handshake.
-const MAX_JOINING: usize = 256;
-/// From this many on, a peer must show that it receives at its address before it is heard.
-const RETRY_FROM: usize = 32;
 /// Episodes on their way at a time, and adapter chunks being served at a time, for each actor.
 const STREAMS: u32 = 8;
 /// How long a refused actor may take to read its refusal.
@@ -56,16 +52,28 @@ pub struct LearnerConfig {
     pub admission: Admission,
     /// Where adapter chunks come from.
     pub store: Arc<dyn AdapterStore>,
-    /// Actors at a time.
+    /// Actors at a time; a few more get in where they join in the same instant.
     pub max_actors: usize,
+    /// Joins under way at a time; more are refused before they cost a handshake.
+    pub max_joining: usize,
+    /// From this many joins under way on, a peer must show that it receives at its address before it
+    /// is heard.
+    pub retry_from: usize,
     /// Times and sizes.
     pub link: LinkConfig,
 }
 
 impl LearnerConfig {
-    /// Up to 1024 actors with default times.
+    /// Up to 1024 actors, 256 of them joining at once, with default times.
     pub fn new(admission: Admission, store: Arc<dyn AdapterStore>) -> Self {
-        Self { admission, store, max_actors: 1024, link: LinkConfig::default() }
+        Self {
+            admission,
+            store,
+            max_actors: 1024,
+            max_joining: 256,
+            retry_from: 32,
+            link: LinkConfig::default(),
+        }
     }
 }
 
@@ -74,6 +82,8 @@ impl std::fmt::Debug for LearnerConfig {
         f.debug_struct("LearnerConfig")
             .field("admission", &self.admission)
             .field("max_actors", &self.max_actors)
+            .field("max_joining", &self.max_joining)
+            .field("retry_from", &self.retry_from)
             .field("link", &self.link)
             .finish_non_exhaustive()
     }
@@ -191,7 +201,7 @@ impl LearnerEndpoint {
         let socket = socket::bind(addr, config.link.socket_buffer).map_err(failed)?;
         let endpoint = Endpoint::new(
             socket::endpoint_config(&config.link),
-            Some(server_config(identity, &config.link)?),
+            Some(server_config(identity, &config)?),
             socket,
             Arc::new(TokioRuntime),
         );
@@ -211,7 +221,7 @@ impl LearnerEndpoint {
         let addr = socket.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0)));
         let endpoint = Endpoint::new_with_abstract_socket(
             socket::endpoint_config(&config.link),
-            Some(server_config(identity, &config.link)?),
+            Some(server_config(identity, &config)?),
             socket,
             Arc::new(TokioRuntime),
         );
@@ -226,11 +236,11 @@ impl LearnerEndpoint {
         config: LearnerConfig,
     ) -> Self {
         let shared = Arc::new(Shared {
+            joining: Arc::new(Semaphore::new(config.max_joining)),
             config,
             secret: Mutex::new(secret),
             revoked: Mutex::default(),
-            links: Arc::new(Mutex::new(HashMap::new())),
-            joining: Arc::new(Semaphore::new(MAX_JOINING)),
+            links: Links::default(),
         });
         let (sender, arrivals) = mpsc::channel(64);
         let listener = tokio::spawn(listen(endpoint.clone(), shared.clone(), sender));
@@ -293,12 +303,12 @@ impl Drop for LearnerEndpoint {
 
 fn server_config(
     identity: &Identity,
-    config: &LinkConfig,
+    config: &LearnerConfig,
 ) -> Result<quinn::ServerConfig, rustls::Error> {
     let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls::server(identity)?));
     server
-        .transport_config(socket::transport(config, true))
-        .max_incoming(MAX_JOINING)
+        .transport_config(socket::transport(&config.link, true))
+        .max_incoming(config.max_joining)
         .incoming_buffer_size(64 << 10)
         .incoming_buffer_size_total(8 << 20);
     Ok(server)
@@ -307,8 +317,12 @@ fn server_config(
 async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<Arrival>) {
     while let Some(incoming) = endpoint.accept().await {
         let remote = incoming.remote_address();
-        let joining = MAX_JOINING - shared.joining.available_permits();
-        if joining >= RETRY_FROM && !incoming.remote_address_validated() && incoming.may_retry() {
+        let config = &shared.config;
+        let joining = config.max_joining.saturating_sub(shared.joining.available_permits());
+        if joining >= config.retry_from
+            && !incoming.remote_address_validated()
+            && incoming.may_retry()
+        {
             // It can only fail for connections that were validated.
             let _ = incoming.retry();
             continue;

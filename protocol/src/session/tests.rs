@@ -115,11 +115,13 @@ fn unexpected<T: std::fmt::Debug>(result: Result<T, Violation>) {
     assert!(matches!(result, Err(Violation::Unexpected { .. })), "{result:?}");
 }
 
+type Change = fn(&mut Hello);
+
 #[test]
 fn an_actor_must_fit_in_version_weights_tokenizer_and_template() {
     let admission = admission();
     assert_eq!(admission.judge(&hello()), Ok(()));
-    let cases: [(RefusalCode, fn(&mut Hello)); 4] = [
+    let cases: [(RefusalCode, Change); 4] = [
         (RefusalCode::ProtocolVersion, |h| h.protocol = 9),
         (RefusalCode::Weights, |h| h.model.weights = Digest::of(b"other")),
         (RefusalCode::Tokenizer, |h| h.model.tokenizer = Digest::of(b"other")),

@@ -156,9 +156,11 @@ async fn a_peer_that_proves_nothing_is_dropped_in_time_and_has_no_room_meanwhile
     assert!(began.elapsed() < Duration::from_secs(3));
 }
 
+type Field = fn(&mut ModelDigests) -> &mut Digest;
+
 #[tokio::test]
 async fn another_checkpoint_is_refused_with_both_digests() {
-    let cases: [(RefusalCode, &str, fn(&mut ModelDigests) -> &mut Digest); 3] = [
+    let cases: [(RefusalCode, &str, Field); 3] = [
         (RefusalCode::Weights, "weights", |m| &mut m.weights),
         (RefusalCode::Tokenizer, "tokenizer", |m| &mut m.tokenizer),
         (RefusalCode::Template, "chat template", |m| &mut m.template),
@@ -234,4 +236,46 @@ async fn a_port_in_use_and_a_host_without_address_have_their_own_lines() {
     let error = actor.connect(hello()).await.expect_err("nobody there");
     assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
     assert!(error.may_retry() && error.to_string().contains("is the learner running"), "{error}");
+}
+
+#[tokio::test]
+async fn under_load_an_actor_shows_its_address_first_and_joins() {
+    let mut learner = learner_with(|config| config.retry_from = 0);
+    let (_actor, theirs, mut ours) = learner.pair().await;
+    theirs.sender().ready(1).await.expect("live");
+    assert!(ours.recv().await.is_ok());
+}
+
+#[tokio::test]
+async fn strangers_who_only_connect_are_bounded_and_an_actor_gets_in_after_them() {
+    let mut learner = learner_with(|config| config.max_joining = 8);
+    let (_first, working, mut ours) = learner.pair().await;
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let stranger = Identity::generate().expect("made");
+    let mut held = Vec::new();
+    let mut turned_away = 0;
+    for _ in 0..20 {
+        match raw(&join, Some(&stranger)).await {
+            Ok(connection) => held.push(connection),
+            Err(_) => turned_away += 1,
+        }
+    }
+    assert!(held.len() <= 8 && turned_away >= 12, "{} held", held.len());
+    // Whoever works goes on meanwhile.
+    working.sender().ready(1).await.expect("live");
+    assert!(ours.recv().await.is_ok());
+    // A newcomer is told to come back, and gets in when the strangers' time is up.
+    let actor = learner.actor();
+    let error = actor.connect(hello()).await.expect_err("too many at once");
+    assert!(error.may_retry(), "{error}");
+    tokio::time::sleep(quick().join + Duration::from_millis(200)).await;
+    let (link, ours) = tokio::join!(actor.connect(hello()), async {
+        loop {
+            if let Some(Arrival::Joined(link)) = learner.endpoint.accept().await {
+                break link;
+            }
+        }
+    });
+    link.expect("room again");
+    assert_eq!(ours.actor, actor.identity().actor_id());
 }
