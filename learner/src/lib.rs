@@ -3,7 +3,9 @@
 pub mod advantage;
 pub mod audit;
 pub mod curriculum;
+pub mod files;
 pub mod leases;
 pub mod loss;
+pub mod plan;
 pub mod recipe;
 pub mod reward;

@@ -7,7 +7,7 @@ use std::{
 
 use environments::{Description, EnvironmentSpec, Fault, RecordedCall, Score};
 use policy::{chat::ChatFormat, episode_script::EpisodeLimits};
-use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId};
+use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId, Task};
 
 use super::{PolicyAudit, Reason, calls, frame, lease, replay, reward, tokens, trace};
 use crate::{
@@ -55,6 +55,8 @@ pub struct Presented<'a> {
 pub struct Audited {
     /// Its id.
     pub id: EpisodeId,
+    /// The task of its lease.
+    pub task: Task,
     /// The episode.
     pub episode: Episode,
     /// The score of the learner's own replay, or of the checked trace.
@@ -149,7 +151,7 @@ impl Auditor {
             }
         };
         match self.climb(&episode, standing, behind) {
-            Ok(findings) => self.audited(id, episode, findings),
+            Ok((task, findings)) => audited(id, task, episode, findings),
             Err(reason) => Err(refused(id, episode, reason)),
         }
     }
@@ -159,26 +161,13 @@ impl Auditor {
         episode: &Episode,
         standing: &Standing,
         behind: u64,
-    ) -> Result<Findings, Reason> {
+    ) -> Result<(Task, Findings), Reason> {
         let lease = lease::check(&self.terms, episode, standing, behind)?;
         let mut findings = Findings::default();
         for rung in LADDER {
             rung.check(self, Case { episode, lease }, &mut findings)?;
         }
-        Ok(findings)
-    }
-
-    fn audited(
-        &self,
-        id: EpisodeId,
-        episode: Episode,
-        findings: Findings,
-    ) -> Result<Audited, Box<Rejected>> {
-        let policy_audit = PolicyAudit::of(&episode, findings.prompt_tokens, findings.replayed);
-        match (findings.score, findings.reward) {
-            (Some(score), Some(reward)) => Ok(Audited { id, episode, score, reward, policy_audit }),
-            _ => Err(refused(id, episode, Reason::NoScore)),
-        }
+        Ok((lease.task.clone(), findings))
     }
 
     /// Length of the template's suffix with `calls` empty observations.
@@ -206,6 +195,21 @@ impl Auditor {
             .format
             .suffix(finish, observations)
             .map_err(|error| Reason::Unrenderable { problem: error.to_string() })
+    }
+}
+
+fn audited(
+    id: EpisodeId,
+    task: Task,
+    episode: Episode,
+    findings: Findings,
+) -> Result<Audited, Box<Rejected>> {
+    let policy_audit = PolicyAudit::of(&episode, findings.prompt_tokens, findings.replayed);
+    match (findings.score, findings.reward) {
+        (Some(score), Some(reward)) => {
+            Ok(Audited { id, task, episode, score, reward, policy_audit })
+        }
+        _ => Err(refused(id, episode, Reason::NoScore)),
     }
 }
 

@@ -41,18 +41,6 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// The keys that it reads.
-    pub(super) const KEYS: [&'static str; 8] = [
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "max_grad_norm",
-    ];
-
     pub(super) fn read(
         section: &Section<'_>,
         default_learning_rate: f64,
@@ -107,8 +95,19 @@ mod tests {
 
     use super::*;
 
+    const KEYS: [&str; 8] = [
+        "learning_rate",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+    ];
+
     fn rates(settings: serde_json::Value, total: u64) -> Vec<f64> {
-        let section = Section::new("training", &settings, &OptimizerSettings::KEYS).expect("keys");
+        let section = Section::new("training", &settings, &KEYS).expect("keys");
         let settings = OptimizerSettings::read(&section, 1.0).expect("valid");
         (0..total).map(|step| settings.learning_rate_at(step, total)).collect()
     }

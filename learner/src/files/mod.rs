@@ -1,0 +1,85 @@
+//! The directory of a run: what it wrote down, so that anyone can check it later.
+//!
+//! | path | what |
+//! |---|---|
+//! | `manifest.json` | status, hashes, versions, settings, coverage, update evidence; replaced atomically |
+//! | `evidence.jsonl` | one line an accepted episode, chained by hash; the head stands in the manifest |
+//! | `metrics.jsonl` | one line an optimizer step |
+//! | `rejected/<episode>.json` | each refused episode and its reason |
+//! | `adapters/<step>-<digest>/` | adapters in PEFT's format |
+//! | `tokenizer/` | the checkpoint's tokenizer and chat template |
+
+mod atomic;
+mod evidence;
+mod jsonl;
+mod manifest;
+mod run_directory;
+mod time;
+mod update;
+mod versions;
+
+use std::{io, path::PathBuf};
+
+pub use atomic::write_atomic;
+pub use evidence::{EvidenceLog, EvidenceRow, PolicyVersion, messages, verify_evidence};
+pub use jsonl::JsonLines;
+pub use manifest::{
+    AdapterRecord, DatasetRecord, Derived, EnvironmentRecord, EvidenceRecord, FileRecord,
+    GroupRecord, Manifest, ModelRecord, PolicyFormat, Progressed, Status, TaskCoverage,
+};
+pub use run_directory::{EpisodeContext, RunDirectory, read_manifest};
+pub use time::utc_now;
+pub use update::{UpdateEvidence, compare_adapters};
+pub use versions::{dependency_versions, program_sha256};
+
+/// A file of a run could not be written or read: one line with action, path and cause.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The system said no.
+    #[error("cannot {action} {path}: {source}", path = .path.display())]
+    Io {
+        /// What was tried, as `write`.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A record cannot be written as JSON.
+    #[error("cannot write {path}: {source}", path = .path.display())]
+    Json {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A file that is not what the run wrote.
+    #[error("{path}{}: {problem}", .line.map(|line| format!(" line {line}")).unwrap_or_default(), path = .path.display())]
+    Damaged {
+        /// Where.
+        path: PathBuf,
+        /// Line, from 1, where there is one.
+        line: Option<u64>,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An adapter cannot be written.
+    #[error("cannot write the adapter to {path}: {source}", path = .path.display())]
+    Adapter {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: policy::model::ModelError,
+    },
+}
+
+impl FileError {
+    /// For `map_err`: `action` on `path` failed.
+    pub(crate) fn io(
+        action: &'static str,
+        path: impl Into<PathBuf>,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { action, path, source }
+    }
+}

@@ -1,0 +1,291 @@
+//! A recipe with everything that it names read, checked and hashed: what a run starts from.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use environments::{Description, Recorder, ToolSpec};
+use policy::{
+    chat::{ChatError, ChatFormat, ChatOptions},
+    model::{Checkpoint, CheckpointDigests},
+};
+use protocol::{Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split};
+use serde_json::{Value, json};
+
+use crate::{
+    curriculum::episode_seed,
+    files::{
+        DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, PolicyFormat,
+        Status, dependency_versions,
+    },
+    recipe::{Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id},
+    reward::RewardProtocol,
+};
+
+/// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
+/// spread.
+const RENDERED: usize = 256;
+
+/// A validated run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The recipe.
+    pub recipe: Recipe,
+    /// The run.
+    pub run: RunId,
+    /// What identifies the checkpoint.
+    pub model: CheckpointDigests,
+    /// Ids that the model has.
+    pub vocabulary: u32,
+    /// Family of the model and its longest sequence.
+    pub architecture: (&'static str, usize),
+    /// How conversations become ids.
+    pub format: Arc<ChatFormat>,
+    /// What the environment says about itself.
+    pub environment: Description,
+    /// The training tasks.
+    pub train: Vec<TaskRow>,
+    /// The held-out tasks.
+    pub eval: Vec<TaskRow>,
+    /// Where the run will be written.
+    pub output: PathBuf,
+    /// Numbers that follow.
+    pub derived: Derived,
+}
+
+/// Reads and checks everything that a recipe names, and trains nothing. `output` replaces the
+/// recipe's `output_dir`.
+///
+/// # Errors
+/// The first mistake, with field or file and remedy.
+pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
+    let recipe = Recipe::read(path)?;
+    let model = recipe.model.verify_model()?;
+    let wrong_model =
+        |problem: String| RecipeError::Model { path: recipe.model.path.clone(), problem };
+    let checkpoint =
+        Checkpoint::open(&recipe.model.path).map_err(|error| wrong_model(error.to_string()))?;
+    let config = checkpoint.config();
+    let train = read_tasks(&recipe.dataset, Split::Train, &recipe.environment)?;
+    let eval = match &recipe.evaluation {
+        Some(evaluation) => read_tasks(&evaluation.dataset, Split::Eval, &recipe.environment)?,
+        None => Vec::new(),
+    };
+    check_disjoint(&train, &eval)?;
+    let environment = recipe.environment.describe().map_err(|fault| {
+        RecipeError::conflict("environment", fault.to_string(), "choose one that opens")
+    })?;
+    recipe.reward.check(&environment).map_err(|error| {
+        RecipeError::conflict("reward.protocol", error.to_string(), "or choose another environment")
+    })?;
+    let output =
+        output.map(Path::to_owned).or_else(|| recipe.output_dir.clone()).ok_or_else(|| {
+            RecipeError::Missing {
+                field: "output_dir".into(),
+                expected: "a new directory, here or with --output".into(),
+            }
+        })?;
+    let evaluation = recipe.evaluation.as_ref().map(|evaluation| &evaluation.dataset);
+    let inputs: Vec<_> = [&recipe.model, &recipe.dataset].into_iter().chain(evaluation).collect();
+    let output = check_output(&output, &inputs)?;
+    let format = Arc::new(chat_format(&recipe, &environment.tools)?);
+    let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
+    let derived = derive(&recipe, run, &format, &train, &eval)?;
+    if derived.longest_episode_tokens > config.max_positions {
+        return Err(RecipeError::conflict(
+            "training.max_completion_length",
+            format!(
+                "a prompt of {} ids and a completion of {} are more than the model's {} positions",
+                derived.longest_prompt_tokens,
+                recipe.training.max_completion_length,
+                config.max_positions
+            ),
+            "shorten the prompts or the completions",
+        ));
+    }
+    Ok(Plan {
+        run,
+        model,
+        vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
+        architecture: (config.architecture.name(), config.max_positions),
+        format,
+        environment,
+        train,
+        eval,
+        output,
+        derived,
+        recipe,
+    })
+}
+
+impl Plan {
+    /// What actors are told, so that they do as the learner does.
+    pub fn run_settings(&self) -> RunSettings {
+        let recipe = &self.recipe;
+        RunSettings {
+            environment: recipe.environment.to_json().to_string(),
+            system: recipe.system_prompt.clone(),
+            chat_template_kwargs: Value::Object(recipe.chat_template_kwargs.clone()).to_string(),
+            max_completion_length: recipe.training.max_completion_length,
+            max_tool_calling_iterations: recipe.training.max_tool_calling_iterations,
+            on_malformed: recipe.training.on_malformed,
+            lora: json!(recipe.lora).to_string(),
+            compute_dtype: recipe.training.compute_dtype,
+        }
+    }
+
+    /// The manifest of a run that did not start: what `learner plan` prints.
+    pub fn manifest(&self) -> Manifest {
+        let recipe = &self.recipe;
+        let dataset = |file: &crate::recipe::Frozen, rows: &[TaskRow]| DatasetRecord {
+            path: file.path.clone(),
+            sha256: file.sha256,
+            rows: rows.len(),
+        };
+        let description = &self.environment;
+        Manifest {
+            schema_version: 1,
+            status: Status::Planned,
+            method: "online_grpo".into(),
+            run: self.run,
+            recipe: FileRecord { path: recipe.path.clone(), sha256: recipe.sha256 },
+            model: ModelRecord {
+                path: recipe.model.path.clone(),
+                sha256: self.model.all,
+                weights_sha256: self.model.weights,
+                architecture: self.architecture.0.into(),
+                vocabulary: self.vocabulary,
+                max_positions: self.architecture.1,
+            },
+            dataset: dataset(&recipe.dataset, &self.train),
+            evaluation_dataset: recipe
+                .evaluation
+                .as_ref()
+                .map(|evaluation| dataset(&evaluation.dataset, &self.eval)),
+            output_dir: self.output.clone(),
+            settings: recipe.settings(),
+            environment: EnvironmentRecord {
+                name: description.name.clone(),
+                version: description.version.clone(),
+                sha256: recipe.environment.digest(),
+                determinism: description.determinism,
+                tools: description.tools.iter().map(ToolSpec::to_json).collect(),
+                milestones: description.milestones.clone(),
+                reward_range: [*description.reward_range.start(), *description.reward_range.end()],
+            },
+            policy_format: PolicyFormat {
+                tokenizer_sha256: self.model.tokenizer,
+                chat_template_sha256: self.model.template,
+                tool_call_dialect: format!("{:?}", self.format.dialect()),
+                tools_in_template: self.format.tools_in_template(),
+                stop_ids: self.format.stop_ids().to_vec(),
+            },
+            reward_protocol: reward_protocol(recipe.reward),
+            reference_policy: "the base checkpoint with the adapter disabled".into(),
+            derived: self.derived,
+            versions: dependency_versions(),
+            progress: None,
+        }
+    }
+}
+
+fn reward_protocol(protocol: RewardProtocol) -> Value {
+    let formula = match protocol {
+        RewardProtocol::Environment => "the environment's score by the learner's own replay",
+        RewardProtocol::TrustedMilestonesV1 => {
+            "clip(0.15*lookup_success + 0.25*calculation_success + 0.60*strict_success - \
+             0.05*trusted_tool_errors, 0, 1)"
+        }
+    };
+    json!({"version": protocol, "scope": "training_only", "formula": formula})
+}
+
+/// The chat format of a recipe's checkpoint.
+fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFormat, RecipeError> {
+    let options = ChatOptions {
+        tools: tools.iter().map(ToolSpec::to_json).collect(),
+        system: recipe.system_prompt.clone(),
+        kwargs: recipe.chat_template_kwargs.clone(),
+        ..ChatOptions::default()
+    };
+    ChatFormat::load(&recipe.model.path, options).map_err(|error| match error {
+        ChatError::ToolsNotShown => RecipeError::conflict(
+            "system_prompt",
+            "the model's chat template has no place for tools",
+            "describe them here; {tools} stands for their JSON",
+        ),
+        other => RecipeError::Model { path: recipe.model.path.clone(), problem: other.to_string() },
+    })
+}
+
+fn derive(
+    recipe: &Recipe,
+    run: RunId,
+    format: &ChatFormat,
+    train: &[TaskRow],
+    eval: &[TaskRow],
+) -> Result<Derived, RecipeError> {
+    let training = &recipe.training;
+    let rows: Vec<&TaskRow> = train.iter().chain(eval).collect();
+    let stride = rows.len().div_ceil(RENDERED).max(1);
+    let mut longest_prompt_tokens = 0;
+    let mut prompts_rendered = 0;
+    for row in rows.iter().step_by(stride) {
+        let length = prompt_length(recipe, run, format, row).map_err(|problem| {
+            RecipeError::conflict(
+                "dataset",
+                format!("task {:?} cannot be started: {problem}", row.task.id),
+                "mend the row",
+            )
+        })?;
+        longest_prompt_tokens = length.max(longest_prompt_tokens);
+        prompts_rendered += 1;
+    }
+    let groups_per_step = training.groups_per_step();
+    let rollouts_per_step = u64::from(groups_per_step) * u64::from(training.num_generations);
+    let completion = training.max_completion_length;
+    let groups = f64::from(groups_per_step) * f64::from(training.max_steps);
+    Ok(Derived {
+        groups_per_step,
+        rollouts_per_step,
+        rollouts: rollouts_per_step * u64::from(training.max_steps),
+        epochs: groups / train.len().max(1) as f64,
+        rollouts_per_evaluation: recipe
+            .evaluation
+            .as_ref()
+            .map_or(0, |it| u64::from(it.num_generations) * eval.len() as u64),
+        longest_prompt_tokens,
+        prompts_rendered,
+        longest_episode_tokens: longest_prompt_tokens + completion as usize,
+        sampled_tokens_per_step: rollouts_per_step * u64::from(completion),
+    })
+}
+
+/// Resets the environment as the first group of a row would and renders the prompt.
+fn prompt_length(
+    recipe: &Recipe,
+    run: RunId,
+    format: &ChatFormat,
+    row: &TaskRow,
+) -> Result<usize, String> {
+    let id = LeaseId { group: 0, generation: 0 };
+    let lease = Lease {
+        run,
+        id,
+        attempt: 0,
+        task: row.task.clone(),
+        seed: episode_seed(run, row, 0),
+        noise_key: NoiseKey::derive(&run, id),
+        policy: PolicyDigest(recipe.sha256),
+        sampling: recipe.training.sampling(),
+        deadline_ms: 0,
+    };
+    let environment = recipe.environment.open().map_err(|fault| fault.to_string())?;
+    let recorder = Recorder::reset(environment, &lease, recipe.environment.limits())
+        .map_err(|fault| fault.to_string())?;
+    let prompt = format
+        .prompt(&row.task.prompt, recorder.reset_text())
+        .map_err(|error| error.to_string())?;
+    Ok(prompt.len())
+}
