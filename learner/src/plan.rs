@@ -14,6 +14,7 @@ use protocol::{Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split
 use serde_json::{Value, json};
 
 use crate::{
+    audit::AuditTerms,
     curriculum::episode_seed,
     files::{
         DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, PolicyFormat,
@@ -120,6 +121,20 @@ pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
 }
 
 impl Plan {
+    /// What its episodes must keep to. Nothing is stale in a run that waits for its episodes.
+    pub fn audit_terms(&self) -> AuditTerms {
+        AuditTerms {
+            run: self.run,
+            format: self.format.clone(),
+            vocabulary: self.vocabulary,
+            environment: self.recipe.environment.clone(),
+            limits: self.recipe.training.episode_limits(),
+            reward: self.recipe.reward,
+            max_staleness: 0,
+            allow_recorded: false,
+        }
+    }
+
     /// What actors are told, so that they do as the learner does.
     pub fn run_settings(&self) -> RunSettings {
         let recipe = &self.recipe;

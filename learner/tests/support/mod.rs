@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use environments::{EnvironmentSpec, Recorder};
+use environments::{EnvironmentSpec, Recorder, ToolSpec};
 use learner::{
     audit::{AuditTerms, Audited, Auditor, Presented, Rejected},
     leases::Standing,
@@ -67,7 +67,7 @@ fn byte_characters() -> Vec<char> {
         .collect()
 }
 
-fn write_tokenizer(dir: &Path) {
+pub(crate) fn write_tokenizer(dir: &Path) {
     let vocabulary: serde_json::Map<String, Value> = byte_characters()
         .into_iter()
         .enumerate()
@@ -112,14 +112,11 @@ pub(crate) fn text(text: &str) -> Say {
 
 /// A run to play and audit episodes of.
 pub(crate) struct World {
+    pub(crate) run: RunId,
     pub(crate) environment: EnvironmentSpec,
     pub(crate) format: Arc<ChatFormat>,
     pub(crate) limits: EpisodeLimits,
     pub(crate) auditor: Auditor,
-}
-
-pub(crate) fn run_id() -> RunId {
-    RunId(Digest::of(b"run"))
 }
 
 pub(crate) fn policy() -> PolicyDigest {
@@ -140,21 +137,28 @@ impl World {
         let environment = EnvironmentSpec::parse(&environment).expect("an environment");
         let dir = tempfile::tempdir().expect("a directory");
         write_tokenizer(dir.path());
-        let tools = environment.tools().expect("opens").iter().map(|tool| tool.to_json()).collect();
+        let tools = environment.tools().expect("opens").iter().map(ToolSpec::to_json).collect();
         let options = ChatOptions { tools, ..ChatOptions::default() };
-        let format = Arc::new(ChatFormat::load(dir.path(), options).expect("a format"));
-        let auditor = Auditor::new(AuditTerms {
-            run: run_id(),
-            format: format.clone(),
+        Self::of(AuditTerms {
+            run: RunId(Digest::of(b"run")),
+            format: Arc::new(ChatFormat::load(dir.path(), options).expect("a format")),
             vocabulary: VOCABULARY,
-            environment: environment.clone(),
+            environment,
             limits,
             reward,
             max_staleness: 0,
             allow_recorded: false,
         })
-        .expect("opens");
-        Self { environment, format, limits, auditor }
+    }
+
+    pub(crate) fn of(terms: AuditTerms) -> Self {
+        Self {
+            run: terms.run,
+            environment: terms.environment.clone(),
+            format: terms.format.clone(),
+            limits: terms.limits,
+            auditor: Auditor::new(terms).expect("opens"),
+        }
     }
 
     /// A lease of the guessing game.
@@ -170,12 +174,12 @@ impl World {
 
     pub(crate) fn lease_of(&self, task: Task, id: LeaseId, seed: u64) -> Lease {
         Lease {
-            run: run_id(),
+            run: self.run,
             id,
             attempt: 0,
             task,
             seed,
-            noise_key: NoiseKey::derive(&run_id(), id),
+            noise_key: NoiseKey::derive(&self.run, id),
             policy: policy(),
             sampling: Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 },
             deadline_ms: 1000,
