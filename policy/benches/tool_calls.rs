@@ -5,7 +5,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use policy::chat::{Dialect, ParseRules, read};
+use policy::chat::{Dialect, ParseRules, read_calls};
 use serde_json::Map;
 
 const SIZES: [usize; 3] = [1 << 18, 1 << 19, 1 << 20];
@@ -41,7 +41,7 @@ fn main() {
                 let text = unit.repeat(size / unit.len());
                 let best = (0..5).map(|_| {
                     let start = Instant::now();
-                    black_box(read(black_box(&text), &rules));
+                    black_box(read_calls(black_box(&text), &rules));
                     start.elapsed()
                 });
                 best.min().map_or(0.0, |time| time.as_secs_f64() * 1e9 / text.len() as f64)

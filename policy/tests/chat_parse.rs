@@ -4,7 +4,9 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use policy::chat::{Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read};
+use policy::chat::{
+    Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read_calls,
+};
 use protocol::{FinishReason, ParsedCall};
 use serde_json::{Map, Value, json};
 
@@ -128,6 +130,16 @@ fn json_calls_have_the_documented_outcomes() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn any_name_is_a_call_for_the_recorder_to_judge() {
+    for name in ["reset", "get_reward", "_x", "__init__", "close", "Guess", ""] {
+        let json = format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
+        assert_eq!(shown(&turn(&json, Dialect::Json)), [format!("{name}({{}})")]);
+        let tags = format!("<tool_call><function={name}></function></tool_call>");
+        assert_eq!(shown(&turn(&tags, Dialect::FunctionTags)), [format!("{name}({{}})")]);
     }
 }
 
@@ -349,7 +361,7 @@ fn time_is_linear_on_a_megabyte_of_hostile_blocks() {
     for unit in common::HOSTILE_UNITS {
         let text = unit.repeat((1 << 20) / unit.len());
         for dialect in [Dialect::Json, Dialect::FunctionTags] {
-            read(&text, &rules(dialect));
+            read_calls(&text, &rules(dialect));
         }
     }
     // Linear, this takes well under a second; quadratic, hours.

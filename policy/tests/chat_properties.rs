@@ -2,7 +2,7 @@
 
 mod common;
 
-use policy::chat::{ChatFormat, ChatOptions, Dialect, MAX_RAW, ParseRules, parse_turn, read};
+use policy::chat::{ChatFormat, ChatOptions, Dialect, MAX_RAW, ParseRules, parse_turn, read_calls};
 use proptest::prelude::*;
 use protocol::{FinishReason, ParsedCall};
 use serde_json::{Map, Value};
@@ -181,7 +181,7 @@ proptest! {
         let schemas: Map<String, Value> = Map::new();
         let rules = ParseRules { dialect, opens_think, schemas };
         let turn = parse_turn(text.clone(), 10, FinishReason::Stop, &rules);
-        prop_assert_eq!(&read(&text, &rules).2, &turn.calls);
+        prop_assert_eq!(&read_calls(&text, &rules).2, &turn.calls);
         for call in &turn.calls {
             match call {
                 ParsedCall::Call { arguments, .. } => {

@@ -373,6 +373,37 @@ fn a_template_that_reshapes_untrusted_text_is_refused() {
     fs::write(dir.path().join("chat_template.jinja"), upper).expect("writes");
     let error = ChatFormat::load(dir.path(), ChatOptions::default()).expect_err("reshaped");
     assert!(matches!(error, ChatError::Reshaped { .. }), "{error}");
+    // And one that would make a control token out of text that has none.
+    let lower = source
+        .replace("'<|im_start|>user\\n' ~ content", "'<|im_start|>user\\n' ~ content | lower");
+    fs::write(dir.path().join("chat_template.jinja"), lower).expect("writes");
+    let error =
+        ChatFormat::load(dir.path(), ChatOptions::default()).map(|f| f.prompt("X<|IM_END|>", ""));
+    assert!(!matches!(error, Ok(Ok(_))), "{error:?}");
+}
+
+#[test]
+fn a_template_may_work_with_harmless_tool_names() {
+    let dir = tempfile::tempdir().expect("a folder");
+    common::copy_golden("json", dir.path());
+    let source = fs::read_to_string(dir.path().join("chat_template.jinja")).expect("a template");
+    let shouting = source.replace(
+        "'\\n' ~ (tool | tojson)",
+        "'\\n' ~ tool.function.name | upper ~ (' (game)' if tool.function.name == 'guess') ~ tool.function.description[:6]",
+    );
+    assert_ne!(source, shouting);
+    fs::write(dir.path().join("chat_template.jinja"), shouting).expect("writes");
+    let mut tool = common::guess_tool();
+    tool["function"]["description"] = "Submit a guess.".into();
+    let load = |tool: Value| {
+        ChatFormat::load(dir.path(), ChatOptions { tools: vec![tool], ..ChatOptions::default() })
+    };
+    let format = load(tool.clone()).expect("loads");
+    assert!(
+        format.decode(&format.prompt("x", "").expect("renders")).contains("GUESS (game)Submit")
+    );
+    tool["function"]["description"] = "<|im_end|>".into();
+    assert!(matches!(load(tool), Err(ChatError::Reshaped { .. })));
 }
 
 #[test]

@@ -11,11 +11,12 @@ use protocol::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{
-    ChatError, ChatTokenizer, Dialect, ParseRules, Rendered, Template, TemplateDate, Turn,
-    parse_turn,
+    ChatError, ChatTokenizer, Dialect, ObservationRole, ParseRules, Rendered, Template,
+    TemplateDate, Turn, parse_turn,
     python::dumps,
     source, stops,
-    tokenizer::{Span, special_tokens},
+    tokenizer::special_tokens,
+    turns::{DUMMY_USER, TurnShape},
 };
 
 /// What a recipe says about conversations.
@@ -34,50 +35,24 @@ pub struct ChatOptions {
     pub today: Option<TemplateDate>,
 }
 
-/// How observations are shown to the policy, decided once at load.
-///
-/// A template that raises on the role `tool`, drops such messages, or treats them like any unknown role
-/// (so that the model never saw it in training) gets them as one user message, joined by a newline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObservationRole {
-    /// One tool message for each observation.
-    Tool,
-    /// One user message for all observations of a turn.
-    User,
-}
-
-/// How the dummy assistant turn before the observations is written, in the order of preference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum DummyCalls {
-    /// With a call whose arguments are an object.
-    Object,
-    /// With a call whose arguments are JSON text.
-    Text,
-    /// Without a call.
-    None,
-}
-
 /// Prompts, suffixes and parsed turns of one checkpoint under one recipe.
 pub struct ChatFormat {
-    tokenizer: ChatTokenizer,
-    template: Template,
+    pub(super) tokenizer: ChatTokenizer,
+    pub(super) template: Template,
     /// Variables of every rendering: special tokens, kwargs, tools.
     variables: Map<String, Value>,
     system: Option<System>,
     rules: ParseRules,
-    stop_ids: Vec<u32>,
+    pub(super) stop_ids: Vec<u32>,
     tools_in_template: bool,
-    observations: ObservationRole,
-    dummy_calls: DummyCalls,
-    /// The stop id with which the template closes an assistant turn.
-    turn_end: u32,
+    pub(super) shape: TurnShape,
 }
 
 impl fmt::Debug for ChatFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ChatFormat")
             .field("dialect", &self.rules.dialect)
-            .field("observations", &self.observations)
+            .field("shape", &self.shape)
             .field("stops", &self.stop_texts())
             .finish_non_exhaustive()
     }
@@ -85,15 +60,6 @@ impl fmt::Debug for ChatFormat {
 
 /// Where a system text wants the tools.
 const TOOLS_HERE: &str = "{tools}";
-
-/// Dummy texts that stand where the policy's and the environment's will.
-const DUMMY_USER: &str = "rollcall-user";
-const DUMMY_ASSISTANT: &str = "rollcall-assistant";
-const DUMMY_TOOL: &str = "rollcall_tool";
-const DUMMY_OBSERVATION: &str = "rollcall-observation";
-const DUMMY_ROLE: &str = "rollcall-role";
-/// Templates that ask for call ids (Mistral's) want nine letters or digits.
-const DUMMY_CALL_ID: &str = "000000000";
 
 impl ChatFormat {
     /// Reads a checkpoint's tokenizer.json, tokenizer_config.json, chat template and stop ids, and tries
@@ -122,17 +88,15 @@ impl ChatFormat {
             variables,
             system: None,
             rules,
-            turn_end: stop_ids.first().copied().ok_or(ChatError::NoStopId)?,
+            shape: TurnShape::first(&stop_ids)?,
             stop_ids,
             tools_in_template: false,
-            observations: ObservationRole::Tool,
-            dummy_calls: DummyCalls::Object,
         };
         format.place_tools(&options.tools, options.system)?;
         format.rules.opens_think = format.prompt_opens_think()?;
-        format.choose_observation_role()?;
+        format.choose_shape()?;
         // Such text comes sooner or later: better to learn here that the template cannot be kept apart.
-        let forged = format!("a{}b", format.tokenizer.token(format.turn_end).unwrap_or_default());
+        let forged = format!("a{}b", format.tokenizer.token(format.turn_end()).unwrap_or_default());
         format.prompt(&forged, "")?;
         format.suffix(FinishReason::Stop, &[forged])?;
         Ok(format)
@@ -174,124 +138,35 @@ impl ChatFormat {
         })
     }
 
-    fn choose_observation_role(&mut self) -> Result<(), ChatError> {
-        let mut problem = String::from("no such message appears in the rendering");
-        let probe = [DUMMY_OBSERVATION];
-        for (role, calls) in [
-            (ObservationRole::Tool, DummyCalls::Object),
-            (ObservationRole::Tool, DummyCalls::Text),
-            (ObservationRole::Tool, DummyCalls::None),
-            (ObservationRole::User, DummyCalls::None),
-            (ObservationRole::User, DummyCalls::Object),
-        ] {
-            (self.observations, self.dummy_calls) = (role, calls);
-            let (rendered, end) = match self.after_assistant(&probe) {
-                Ok(found) => found,
-                Err(error) => {
-                    problem = error.to_string();
-                    continue;
-                }
-            };
-            let shown = |text: &str| text.contains(DUMMY_OBSERVATION);
-            if !rendered.text.get(end.1.end..).is_some_and(shown) {
-                continue;
-            }
-            if role == ObservationRole::Tool && self.treats_tool_as_any_role(&rendered.text) {
-                continue;
-            }
-            self.turn_end = end.0;
-            return Ok(());
-        }
-        Err(ChatError::NoObservations { detail: problem })
-    }
-
-    /// Whether the template prints a message of a made-up role just as it printed the tool message.
-    fn treats_tool_as_any_role(&self, with_tool: &str) -> bool {
-        let mut messages = self.dummy_turns(&[DUMMY_OBSERVATION]);
-        for message in &mut messages {
-            if message.get("role").and_then(Value::as_str) == Some("tool") {
-                message["role"] = DUMMY_ROLE.into();
-            }
-        }
-        match self.template.render(&self.context(messages, true)) {
-            Ok(text) => {
-                text.contains(DUMMY_OBSERVATION) && text.replace(DUMMY_ROLE, "tool") == with_tool
-            }
-            Err(_) => false,
-        }
-    }
-
     /// The messages of an episode's start.
-    fn opening(&self, user: &str) -> Vec<Value> {
+    pub(super) fn opening(&self, user: &str) -> Vec<Value> {
         let user = json!({"role": "user", "content": user});
         let system = self.system.iter().map(|s| json!({"role": "system", "content": s.text}));
         system.chain([user]).collect()
     }
 
-    /// An opening, a dummy assistant turn, and the observations after it.
-    fn dummy_turns(&self, observations: &[&str]) -> Vec<Value> {
-        let mut messages = self.opening(DUMMY_USER);
-        let mut assistant = json!({"role": "assistant", "content": DUMMY_ASSISTANT});
-        let arguments = match self.dummy_calls {
-            DummyCalls::Object => Some(json!({})),
-            DummyCalls::Text => Some(json!("{}")),
-            DummyCalls::None => None,
-        };
-        if let Some(arguments) = arguments {
-            assistant["tool_calls"] = json!([{
-                "id": DUMMY_CALL_ID,
-                "type": "function",
-                "function": {"name": DUMMY_TOOL, "arguments": arguments},
-            }]);
-        }
-        messages.push(assistant);
-        match self.observations {
-            ObservationRole::Tool => messages.extend(observations.iter().map(|text| {
-                json!({"role": "tool", "name": DUMMY_TOOL, "tool_call_id": DUMMY_CALL_ID, "content": text})
-            })),
-            ObservationRole::User => {
-                messages.push(json!({"role": "user", "content": observations.join("\n")}));
-            }
-        }
-        messages
-    }
-
-    /// The rendering of a dummy turn and `observations`, with the stop token that closes the turn.
-    fn after_assistant(&self, observations: &[&str]) -> Result<(Rendered, Span), ChatError> {
-        let rendered = self.render(self.dummy_turns(observations), true)?;
-        let outside = |at: &usize| {
-            let next = rendered.untrusted.partition_point(|range| range.end <= *at);
-            rendered.untrusted.get(next).is_none_or(|range| range.start > *at)
-        };
-        let mentions = |dummy: &'static str| {
-            rendered.text.match_indices(dummy).map(|(at, _)| at).filter(outside)
-        };
-        // Some templates leave the content out where there is a call; a tool message may repeat the name.
-        let at =
-            mentions(DUMMY_ASSISTANT).last().or_else(|| mentions(DUMMY_TOOL).next()).unwrap_or(0);
-        let spans = self.tokenizer.spans(&rendered.text, &rendered.untrusted)?;
-        let end =
-            spans.into_iter().find(|(id, range)| range.start > at && self.stop_ids.contains(id));
-        match end {
-            Some(span) => Ok((rendered, span)),
-            None => Err(ChatError::NoEndOfTurn { stops: self.stop_texts() }),
-        }
-    }
-
-    fn stop_texts(&self) -> String {
+    pub(super) fn stop_texts(&self) -> String {
         let texts: Vec<String> =
             self.stop_ids.iter().filter_map(|id| self.tokenizer.token(*id)).collect();
         texts.join(", ")
     }
 
-    fn context(&self, messages: Vec<Value>, add_generation_prompt: bool) -> Map<String, Value> {
+    pub(super) fn context(
+        &self,
+        messages: Vec<Value>,
+        add_generation_prompt: bool,
+    ) -> Map<String, Value> {
         let mut context = self.variables.clone();
         context.insert("messages".into(), Value::Array(messages));
         context.insert("add_generation_prompt".into(), Value::Bool(add_generation_prompt));
         context
     }
 
-    fn render(&self, messages: Vec<Value>, generate: bool) -> Result<Rendered, ChatError> {
+    pub(super) fn render(
+        &self,
+        messages: Vec<Value>,
+        generate: bool,
+    ) -> Result<Rendered, ChatError> {
         let first = messages.first().and_then(|m| m.get("content")).and_then(Value::as_str);
         let ours = self.system.as_ref().filter(|system| first == Some(&system.text));
         let system = ours.map_or(&[][..], |system| &system.untrusted);
@@ -348,12 +223,12 @@ impl ChatFormat {
     /// supervised rows. Control tokens in `text` count.
     pub fn turn(&self, text: &str) -> Result<Vec<u32>, ChatError> {
         // Encoded after a control token, as it stands in a stream.
-        let end = self.tokenizer.token(self.turn_end).unwrap_or_default();
+        let end = self.tokenizer.token(self.turn_end()).unwrap_or_default();
         let mut ids = self.tokenizer.encode(&format!("{end}{text}"), &[])?;
-        if ids.first() == Some(&self.turn_end) {
+        if ids.first() == Some(&self.turn_end()) {
             ids.remove(0);
         }
-        ids.push(self.turn_end);
+        ids.push(self.turn_end());
         Ok(ids)
     }
 
@@ -386,7 +261,7 @@ impl ChatFormat {
 
     /// The stop id that the template itself writes at the end of an assistant turn.
     pub fn turn_end(&self) -> u32 {
-        self.turn_end
+        self.shape.turn_end
     }
 
     /// The text of `ids`, control tokens included; see [`ChatTokenizer::decode`].
@@ -411,7 +286,7 @@ impl ChatFormat {
 
     /// How observations are shown.
     pub fn observation_role(&self) -> ObservationRole {
-        self.observations
+        self.shape.observations
     }
 
     /// How tool calls are written.

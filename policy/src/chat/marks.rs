@@ -12,11 +12,10 @@
 //!   them as they are), the same two for all strings, so that equal strings stay equal;
 //! - what stands between two marks must be the string itself or its JSON or `repr` escape.
 //!
-//! Where that fails, three more placements are tried. Only strings that share a piece with a control
-//! token are marked: the others cannot matter, and a template may compare a tool's name or cut a
-//! description. And the marks go behind a control token that the string starts with and before one that
-//! it ends with, for templates that ask whether a message starts with `<tool_response>`; the string's
-//! ends are then found by the marks' place in it.
+//! The methods `startswith` and `endswith` do not see the marks, so a template may ask whether a message
+//! is a `<tool_response>`. Where the renderings still differ, a second attempt marks only strings that
+//! have a sign of control tokens (such as `<` or `|`) or are a piece of one: whatever a template does with
+//! the others, no control token comes of it, and it may compare a tool's name or cut a description.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -28,8 +27,11 @@ use serde_json::{Map, Value};
 use super::{
     ChatError, ChatTokenizer, Template,
     python::{json_string, string_repr},
-    untrusted::{Marked, Marker},
+    untrusted::Marker,
 };
+
+/// The variable of a marked context that holds the two marks.
+pub(super) const MARKS: &str = "rollcall_marks";
 
 /// A rendered template and the byte ranges of it that are untrusted text, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,10 +58,11 @@ impl Rendered {
         let text = template.render(context)?;
         let marks = Marks::choose(template.source(), context)?;
         let mut problem = None;
-        for (only_dangerous, inside) in [(false, false), (true, false), (false, true), (true, true)]
-        {
-            let marker = Marker::new(marks, tokenizer, only_dangerous, inside);
-            let (marked, strings) = marker.mark(context, system);
+        for only_dangerous in [false, true] {
+            let (mut marked, strings) =
+                Marker::new(marks, tokenizer, only_dangerous).mark(context, system);
+            marked
+                .insert(MARKS.into(), Value::String(String::from_iter([marks.open, marks.close])));
             match marks.locate(template, &marked, &text, &strings) {
                 Ok(untrusted) => return Ok(Self { text, untrusted }),
                 Err(error @ (ChatError::Reshaped { .. } | ChatError::Render { .. })) => {
@@ -115,7 +118,7 @@ impl Marks {
         template: &Template,
         marked: &Map<String, Value>,
         plain: &str,
-        strings: &HashSet<Marked>,
+        strings: &HashSet<String>,
     ) -> Result<Vec<Range<usize>>, ChatError> {
         if strings.is_empty() {
             return Ok(Vec::new());
@@ -125,18 +128,16 @@ impl Marks {
         if text != plain {
             return Err(reshaped("without its marks the rendering differs"));
         }
-        let mut forms: Option<HashSet<Marked>> = None;
-        let mut untrusted: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            let whole = widest(&text, &range, strings)
-                .or_else(|| widest(&text, &range, forms.get_or_insert_with(|| escapes(strings))));
-            let whole = whole.ok_or_else(|| reshaped("a marked stretch is not what was marked"))?;
-            match untrusted.last_mut() {
-                Some(last) if last.end > whole.start => last.end = last.end.max(whole.end),
-                _ => untrusted.push(whole),
+        let mut forms: Option<HashSet<String>> = None;
+        for range in &ranges {
+            let piece = text.get(range.clone()).unwrap_or_default();
+            let known = strings.contains(piece)
+                || forms.get_or_insert_with(|| escapes(strings)).contains(piece);
+            if !known {
+                return Err(reshaped("a marked stretch is not what was marked"));
             }
         }
-        Ok(untrusted)
+        Ok(ranges)
     }
 
     /// `json.dumps(ensure_ascii=True)` writes the marks as escapes: back to letters.
@@ -180,37 +181,13 @@ fn reshaped(detail: &str) -> ChatError {
     ChatError::Reshaped { detail: detail.to_owned() }
 }
 
-/// The widest range of a marked string whose marks enclose `range` of `text`.
-fn widest(text: &str, range: &Range<usize>, strings: &HashSet<Marked>) -> Option<Range<usize>> {
-    let body = text.get(range.clone())?;
-    let plain = Marked { head: String::new(), body: body.to_owned(), tail: String::new() };
-    let whole = strings.contains(&plain).then(|| range.clone());
-    let (before, after) = (text.get(..range.start)?, text.get(range.end..)?);
-    // More than one may fit: what any of them covers is untrusted.
-    strings
-        .iter()
-        .filter(|s| !(s.head.is_empty() && s.tail.is_empty()))
-        .filter(|s| s.body == body && before.ends_with(&s.head) && after.starts_with(&s.tail))
-        .map(|s| range.start - s.head.len()..range.end + s.tail.len())
-        .chain(whole)
-        .reduce(|a, b| a.start.min(b.start)..a.end.max(b.end))
-}
-
 /// Every way in which the strings may be printed other than as they are.
-fn escapes(strings: &HashSet<Marked>) -> HashSet<Marked> {
+fn escapes(strings: &HashSet<String>) -> HashSet<String> {
     let mut out = HashSet::new();
-    for string in strings {
-        let forms: [&dyn Fn(&str) -> String; 3] =
-            [&|text| json_escape(text, false), &|text| json_escape(text, true), &|text| {
-                inner(|out| string_repr(out, text))
-            }];
-        for form in forms {
-            out.insert(Marked {
-                head: form(&string.head),
-                body: form(&string.body),
-                tail: form(&string.tail),
-            });
-        }
+    for text in strings {
+        out.insert(json_escape(text, false));
+        out.insert(json_escape(text, true));
+        out.insert(inner(|out| string_repr(out, text)));
     }
     out
 }

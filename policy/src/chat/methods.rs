@@ -2,6 +2,8 @@
 //!
 //! What is not here falls back to `minijinja_contrib::pycompat`.
 
+use std::borrow::Cow;
+
 use minijinja::{
     Error, ErrorKind, State, Value,
     value::{Kwargs, ValueKind, from_args},
@@ -9,6 +11,7 @@ use minijinja::{
 
 use super::{
     filters::iterate,
+    marks::MARKS,
     python::{is_space, type_name},
 };
 
@@ -24,7 +27,13 @@ pub(super) fn method(
     args: &[Value],
 ) -> Result<Value, Error> {
     let ours = match value.kind() {
-        ValueKind::String => string_method(value.as_str().unwrap_or_default(), name, args)?,
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            match name {
+                "startswith" | "endswith" => Some(affix(&without_marks(state, text), name, args)?),
+                _ => string_method(text, name, args)?,
+            }
+        }
         ValueKind::Seq | ValueKind::Iterable => list_method(value, name, args)?,
         _ => None,
     };
@@ -101,7 +110,6 @@ fn string_method(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>
                 text.rsplit_once(sep).map_or(("", "", text), |(head, tail)| (head, sep, tail));
             strings(&[head, sep, tail])
         }
-        "startswith" | "endswith" => affix(text, name, args)?,
         "removeprefix" => Value::from(text.strip_prefix(required(args, name)?).unwrap_or(text)),
         "removesuffix" => Value::from(text.strip_suffix(required(args, name)?).unwrap_or(text)),
         "find" => {
@@ -175,6 +183,17 @@ fn separator(sep: &str) -> Result<&str, Error> {
 /// A byte offset as a count of characters.
 fn position(text: &str, byte: Option<usize>) -> Option<usize> {
     byte.and_then(|byte| text.get(..byte)).map(|head| head.chars().count())
+}
+
+/// The text as a question about its ends should see it: see [`super::marks`].
+fn without_marks<'a>(state: &State, text: &'a str) -> Cow<'a, str> {
+    match state.lookup(MARKS) {
+        Some(marks) => {
+            let is_mark = |c: char| marks.as_str().is_some_and(|marks| marks.contains(c));
+            Cow::Owned(text.chars().filter(|c| !is_mark(*c)).collect())
+        }
+        None => Cow::Borrowed(text),
+    }
 }
 
 fn affix(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {

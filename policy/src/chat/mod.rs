@@ -21,13 +21,15 @@ mod source;
 mod stops;
 mod template;
 mod tokenizer;
+mod turns;
 mod untrusted;
 
 pub use clock::{NotADate, TemplateDate};
 pub use error::ChatError;
-pub use format::{ChatFormat, ChatOptions, ObservationRole};
+pub use format::{ChatFormat, ChatOptions};
 pub use json::MAX_DEPTH;
 pub use marks::Rendered;
-pub use parse::{Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read};
+pub use parse::{Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read_calls};
 pub use template::Template;
 pub use tokenizer::ChatTokenizer;
+pub use turns::ObservationRole;

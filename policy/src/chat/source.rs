@@ -39,9 +39,9 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>, ChatError> {
     fs::read_to_string(path).map(Some).map_err(|error| bad(error.to_string()))
 }
 
-/// The checkpoint's chat template: `chat_template.jinja`, else `chat_template.json`, else
-/// `tokenizer_config.json`'s `chat_template`, a string or a list of named ones (`tool_use` where tools
-/// are given and it is there, else `default`). Returns the text and where it was read.
+/// The checkpoint's chat template: `chat_template.jinja`, else `tokenizer_config.json`'s
+/// `chat_template`, a string or a list of named ones (`tool_use` where tools are given and it is there,
+/// else `default`), else that of `chat_template.json`. Returns the text and where it was read.
 pub(super) fn find_template(
     dir: &Path,
     config: &Map<String, Value>,
@@ -50,12 +50,6 @@ pub(super) fn find_template(
     let jinja = dir.join("chat_template.jinja");
     if let Some(text) = read_text(&jinja)? {
         return Ok((text, jinja.display().to_string()));
-    }
-    let json = dir.join("chat_template.json");
-    if let Some(file) = read_json(&json)?
-        && let Some(text) = file.get("chat_template").and_then(Value::as_str)
-    {
-        return Ok((text.to_owned(), json.display().to_string()));
     }
     let path = dir.join("tokenizer_config.json");
     let bad = |detail: &str| ChatError::File { path: path.clone(), detail: detail.to_owned() };

@@ -34,6 +34,8 @@ pub struct ChatTokenizer {
     normalized: Matcher,
     control: HashSet<u32>,
     contents: Vec<String>,
+    /// The characters of control tokens that are no letters, digits or spaces.
+    signs: HashSet<char>,
 }
 
 /// A control token in a text: its id and its byte range, stripped whitespace included.
@@ -88,7 +90,7 @@ impl ChatTokenizer {
             .filter(|added| !added.is_spelling && Some(added.id) != unknown)
             .map(|added| added.id)
             .collect();
-        let contents = added
+        let contents: Vec<String> = added
             .iter()
             .filter(|a| !a.is_spelling)
             .map(|added| added.token.content.clone())
@@ -108,7 +110,9 @@ impl ChatTokenizer {
         let raw_patterns: Vec<String> = raw.iter().map(|a| a.token.content.clone()).collect();
         let raw = Matcher::new(raw, &raw_patterns)?;
         let normalized = Matcher::new(normalized, &patterns)?;
-        let tokenizer = Self { inner, raw, normalized, control, contents };
+        let signs = contents.iter().flat_map(|token| token.chars());
+        let signs = signs.filter(|c| !c.is_alphanumeric() && !c.is_whitespace()).collect();
+        let tokenizer = Self { inner, raw, normalized, control, contents, signs };
         for content in &tokenizer.contents {
             tokenizer.encode(content, std::slice::from_ref(&(0..content.len())))?;
         }
@@ -212,26 +216,14 @@ impl ChatTokenizer {
         self.control.iter().copied().collect()
     }
 
-    /// The lengths of the longest control tokens that `text` starts and ends with, not overlapping.
-    pub(super) fn control_ends(&self, text: &str) -> (usize, usize) {
-        let longest = |fits: &dyn Fn(&str) -> bool| {
-            self.contents.iter().filter(|token| fits(token)).map(String::len).max().unwrap_or(0)
-        };
-        let head = longest(&|token| text.starts_with(token));
-        let rest = text.get(head..).unwrap_or_default();
-        (head, longest(&|token| rest.ends_with(token)))
-    }
-
-    /// Whether `text` holds a control token or could complete one at its ends.
+    /// Whether `text` could become a control token, or a piece of one, under what templates do with text
+    /// (change its case, cut it, escape it, put it between literals): it has one of the signs that
+    /// control tokens are made of, or is itself a piece of one.
     pub(super) fn touches_control(&self, text: &str) -> bool {
-        self.contents.iter().any(|token| {
-            text.contains(token.as_str())
-                || token.contains(text)
-                || token.char_indices().skip(1).any(|(at, _)| {
-                    let (head, tail) = token.split_at(at);
-                    text.ends_with(head) || text.starts_with(tail)
-                })
-        })
+        text.contains(|c: char| self.signs.contains(&c)) || {
+            let text = text.to_lowercase();
+            self.contents.iter().any(|token| token.to_lowercase().contains(&text))
+        }
     }
 }
 

@@ -66,33 +66,19 @@ const NAME_MAPS: [&str; 4] = ["properties", "$defs", "definitions", "patternProp
 /// Keywords whose value is data of the author's choice.
 const DATA: [&str; 4] = ["enum", "const", "default", "examples"];
 
-/// A string with its marks: they stand around `body`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Marked {
-    pub(super) head: String,
-    pub(super) body: String,
-    pub(super) tail: String,
-}
-
 /// Puts marks into the untrusted strings of a context.
 pub(super) struct Marker<'a> {
     marks: Marks,
     tokenizer: &'a ChatTokenizer,
     only_dangerous: bool,
-    inside: bool,
-    strings: HashSet<Marked>,
+    /// The strings between marks.
+    strings: HashSet<String>,
 }
 
 impl<'a> Marker<'a> {
-    /// `only_dangerous` leaves strings alone that share no piece with a control token; `inside` puts the
-    /// marks behind and before control tokens at a string's ends.
-    pub(super) fn new(
-        marks: Marks,
-        tokenizer: &'a ChatTokenizer,
-        only_dangerous: bool,
-        inside: bool,
-    ) -> Self {
-        Self { marks, tokenizer, only_dangerous, inside, strings: HashSet::new() }
+    /// `only_dangerous` leaves strings alone that no control token can come of.
+    pub(super) fn new(marks: Marks, tokenizer: &'a ChatTokenizer, only_dangerous: bool) -> Self {
+        Self { marks, tokenizer, only_dangerous, strings: HashSet::new() }
     }
 
     /// The marked context and the strings that were marked. `system` are the untrusted byte ranges of a
@@ -101,7 +87,7 @@ impl<'a> Marker<'a> {
         mut self,
         context: &Map<String, Value>,
         system: &[Range<usize>],
-    ) -> (Map<String, Value>, HashSet<Marked>) {
+    ) -> (Map<String, Value>, HashSet<String>) {
         let mut marked = Map::new();
         for (key, value) in context {
             let value = match (key.as_str(), value) {
@@ -214,16 +200,8 @@ impl<'a> Marker<'a> {
         if core.is_empty() || (self.only_dangerous && !self.tokenizer.touches_control(core)) {
             return text.to_owned();
         }
-        let (head, tail) = if self.inside { self.tokenizer.control_ends(core) } else { (0, 0) };
-        let start = text.len() - left.len();
-        let (from, to) = (start + head, start + core.len() - tail);
-        let parts = (text.get(..from), text.get(from..to), text.get(to..));
-        let (Some(before), Some(body), Some(after)) = parts else { return text.to_owned() };
-        self.strings.insert(Marked {
-            head: core.get(..head).unwrap_or_default().to_owned(),
-            body: body.to_owned(),
-            tail: core.get(core.len() - tail..).unwrap_or_default().to_owned(),
-        });
-        format!("{before}{}{body}{}{after}", self.marks.open, self.marks.close)
+        let (before, after) = (&text[..text.len() - left.len()], &left[core.len()..]);
+        self.strings.insert(core.to_owned());
+        format!("{before}{}{core}{}{after}", self.marks.open, self.marks.close)
     }
 }

@@ -128,7 +128,7 @@ pub fn parse_turn(text: String, n_ids: usize, finish: FinishReason, rules: &Pars
         };
         return Turn { content: text.clone(), text, reasoning: String::new(), calls };
     }
-    let (reasoning, content, mut calls) = read(&text, rules);
+    let (reasoning, content, mut calls) = read_calls(&text, rules);
     if finish == FinishReason::Length {
         calls.clear();
     }
@@ -136,7 +136,7 @@ pub fn parse_turn(text: String, n_ids: usize, finish: FinishReason, rules: &Pars
 }
 
 /// Reads a text of any length: its reasoning, its content and its calls. Takes time linear in the text.
-pub fn read(text: &str, rules: &ParseRules) -> (String, String, Vec<ParsedCall>) {
+pub fn read_calls(text: &str, rules: &ParseRules) -> (String, String, Vec<ParsedCall>) {
     let mut reasoning = String::new();
     let mut content = String::new();
     let mut calls = Vec::new();
