@@ -65,6 +65,22 @@ fn renderings_and_ids_equal_the_references() {
 }
 
 #[test]
+fn single_expressions_print_as_python_prints_them() {
+    let values = fs::read_to_string(common::golden("values.json")).expect("values");
+    let values: Map<String, Value> = serde_json::from_str(&values).expect("JSON");
+    for row in rows("", "snippets.jsonl") {
+        let source = row["template"].as_str().expect("a template");
+        let rendered = Template::new(source, "snippet", "2024-07-26T05:07:09".parse().ok())
+            .unwrap_or_else(|error| panic!("{source}: {error}"))
+            .render(&values);
+        match row["expected"].as_str() {
+            Some(expected) => assert_eq!(rendered.ok().as_deref(), Some(expected), "{source}"),
+            None => assert!(rendered.is_err(), "{source}: {rendered:?}"),
+        }
+    }
+}
+
+#[test]
 fn suffixes_equal_the_references() {
     let mut compared = 0;
     for folder in FOLDERS {

@@ -196,6 +196,39 @@ proptest! {
     }
 }
 
+fn json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        text().prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 40, 5, |inner| {
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            proptest::collection::vec((piece(), inner), 0..5)
+                .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn arguments_come_back_in_order_and_compact(
+        entries in proptest::collection::vec((piece(), json()), 0..4), pretty in any::<bool>(),
+    ) {
+        let arguments = Value::Object(entries.into_iter().collect());
+        let call = serde_json::json!({"name": "f", "arguments": arguments});
+        let block = if pretty { serde_json::to_string_pretty(&call) } else { serde_json::to_string(&call) };
+        let text = format!("<tool_call>\n{}\n</tool_call>", block.expect("JSON"));
+        let rules = ParseRules { dialect: Dialect::Json, opens_think: false, schemas: Map::new() };
+        let turn = parse_turn(text, 10, FinishReason::Stop, &rules);
+        prop_assert_eq!(turn.calls, [ParsedCall::Call { name: "f".into(), arguments: arguments.to_string() }]);
+    }
+}
+
 #[test]
 fn two_hundred_kilobytes_make_a_stream() {
     let (format, _) = pair("json");

@@ -6,7 +6,7 @@
 Each folder is a small checkpoint without weights: a tokenizer trained here on the text below, a chat template
 written for the purpose, and cases.jsonl: conversations with Python's rendering (null: Python raises), the ids of
 the whole text, and the ids of a tool turn's suffix as TRL cuts it (full rendering minus the rendering up to
-the last eos).
+the last eos). snippets.jsonl holds single expressions and what Python makes of them.
 """
 import datetime
 import json
@@ -211,6 +211,55 @@ FOLDERS = {
 }
 
 
+VALUES = {
+    "s": "Hello, World \u00e9 \u00df", "n": 7, "neg": -7, "f": 2.5, "big": 1e16, "small": 1e-5, "t": True, "nul": None, "e": "",
+    "l": [1, 2.0, "a'b", None, True, ["x"]], "d": {"b": 1, "a": {"k": [1]}, "items": 5}, "sp": "  x  y \t z ",
+    "ml": "l1\r\nl2\rl3\x85l4\n\nl6", "u": "\u00e9\u200d\xa0\x7f\"'\\\x1c", "messages": [
+        {"role": "user", "content": " a\x1cb \n"}, {"role": "assistant", "content": None}, {"role": "tool", "content": "x\r\ny"}],
+}
+SNIPPETS = r"""
+{{ s|upper }} {{ l|upper }} {{ s|lower }} {{ s|capitalize }} {{ "it's a-b (c) d"|title }} {{ "it's a-b".title() }}
+{{ t }} {{ nul }} {{ f }} {{ big }} {{ small }} {{ l }} {{ d }} {{ undefined_name }} {{ u }} {{ [u] }}
+{{ 'a' ~ t ~ nul ~ f }} {{ l|join(',') }} {{ l|string }} {{ messages|map(attribute='role')|join(',') }}
+{{ d|tojson }} {{ d|tojson(indent=2) }} {{ l|tojson(separators=(',', ':')) }} {{ d|tojson(sort_keys=true) }} {{ u|tojson }} {{ u|tojson(ensure_ascii=true) }}
+{{ [1e22, 1.5e-7, 0.1, 100.0, -0.0, 12345678901234567890]|tojson }} {{ {}|tojson(indent=1) }} {{ [1, [2, {}]]|tojson(indent=1) }} {{ {1: 2, none: 3}|tojson }} {{ "</a>&'"|tojson }}
+{{ sp.split() }} {{ sp.split(' ') }} {{ sp.split(None, 1) }} {{ sp.rsplit(None, 1) }} {{ sp.rsplit(' ', 1) }} {{ 'a,b,c'.split(',', maxsplit=1) }}
+{{ ml.splitlines() }} {{ ml.splitlines(true) }} {{ ','.join(['a', 'b']) }}
+{{ ','.join([1]) }}
+{{ sp.strip() }}|{{ sp.lstrip() }}|{{ sp.rstrip() }}|{{ 'xxaxx'.strip('x') }}|{{ 'abc'.lstrip('ba') }}|{{ messages[0].content|trim|tojson }}|{{ '--a-'|trim('-') }}|{{ '\x1f a'.strip() }}
+{{ s.startswith(('x', 'He')) }} {{ s.endswith('x') }} {{ s.find('W') }} {{ s.rfind('l') }} {{ s.count('l') }} {{ s.index('W') }} {{ s.replace('l', 'L', 1) }} {{ s|replace('l', 'L', 2) }}
+{{ s.startswith(none) }}
+{{ s.partition(',')|list }} {{ s.rpartition('l')|list }} {{ s.removeprefix('He') }} {{ s.removesuffix('x') }} {{ '-3'.zfill(5) }}
+{{ '12'.isdigit() }} {{ ''.isalpha() }} {{ 'Ab'.isupper() }} {{ 'A1'.isupper() }} {{ 'a1'.islower() }} {{ '  '.isspace() }} {{ ''.isspace() }} {{ 'a1'.isalnum() }}
+{{ d.keys()|list }} {{ d.get('z') }} {{ d.get('z', 3) }} {% for k, v in d.items() %}{{ k }}={{ v }};{% endfor %}{% for k, v in d|items %}{{ k }}={{ v }};{% endfor %}
+{{ 7 // 2 }} {{ 7 / 2 }} {{ 6 / 2 }} {{ 7 % 3 }} {{ neg % 3 }} {{ neg // 2 }} {{ 2 ** 3 }} {{ '3'|int }} {{ 'x'|int }} {{ 2.7|int }} {{ 2.5|round }} {{ 2.567|round(1) }} {{ 7|round }} {{ '2.5'|float }}
+{{ l is sequence }} {{ s is sequence }} {{ d is sequence }} {{ n is sequence }} {{ s is iterable }} {{ nul is iterable }} {{ t is number }} {{ t is integer }} {{ f is float }} {{ nul is none }} {{ d is mapping }} {{ t is true }}
+{{ l[0] }} {{ l[-1] }} {{ l[1:3] }} {{ l[::-1] }} {{ s[0] }} {{ s[-1] }} {{ s[:3] }} {{ s[::-1] }} {{ s[1:-1] }} {{ l[99] }}
+{% for x in nul %}x{% endfor %}
+{% for x in n %}x{% endfor %}
+{% for x in undefined_name %}x{% else %}empty{% endfor %}{% for c in 'h\u00e9y' %}{{ c }}.{% endfor %}{% for x in [1, 2, 3] if x != 2 %}{{ x }}{{ loop.index }}{% endfor %}
+{% for x in ([1, 2] if n > 3 else []) %}{{ x }}{% endfor %}{% for a, b in [(1, 2), (3, 4)] if a > 1 %}{{ a }}{{ b }}{% endfor %}{% for x in d.items.foo %}{% endfor %}
+{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}{% for if_ in ['in', "%}", '{%'] %}{{ if_ }}{% endfor %}
+{% set x = 1 %}{% for i in [1] %}{% set x = 2 %}{% endfor %}{{ x }}{% set ns = namespace(a=1) %}{% for i in [1, 2] %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}
+{% macro m(a, b='q', c=none) %}[{{ a }}{{ b }}{{ c }}]{% endmacro %}{{ m(1) }}{{ m(1, c=3) }}{{ m(a=5) }}
+{{ undefined_name or 'x' }} {{ nul|default('q') }} {{ nul|default('q', true) }} {{ e|default('q', boolean=true) }} {{ d.nope is defined }} {{ nul.foo is defined }} {{ undefined_name|length }}
+{{ undefined_name.foo }}
+{{ 'a' + 1 }}
+{{ 'a' + nul }}
+{{ undefined_name + 'a' }}
+{{ nul|length }}
+{{ undefined_name|tojson }}
+{{ s.no_method() }}
+{{ l.append(3) }}
+{{ raise_exception('boom') }}
+{{ 'abc'|truncate(2) }}
+{{ strftime_now('%d %b %Y %H:%M') }}
+{%- filter upper %}abc{% endfilter %}{% set q %}block {{ n }}{% endset %}{{ q }}{# c #}a{#- c -#} b {{- ' x ' -}} c {% raw %}{{ x }}{% for x in y %}{% generation %}{% endraw %}
+{% generation %}{{ n }} x{% endgeneration %} y{%- generation -%} z {%- endgeneration -%} w
+{{ 'abcdefghij klm'|truncate(10, true, '') }} {{ 'abcdefghijklmn opq'|truncate(10) }} {{ 'abc def ghi jkl'|truncate(9) }} {{ 'a b c'|wordcount }} {{ 'ab'|list }} {{ ['b', 'A']|sort }} {{ [1, 1, 2]|unique|list }} {{ "}}" }} {{ {'a': {'b': 1}}.a.b }}
+"""
+
+
 def suffix_ids(tok, observations, **kwargs):
     """What TRL appends after a tool turn, or None where the template does not allow it."""
     dummy = [user("dummy"), assistant("", call("guess", {}))]
@@ -225,8 +274,18 @@ def suffix_ids(tok, observations, **kwargs):
 
 
 def main(out):
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / "snippets.jsonl", "w") as file:
+        for source in SNIPPETS.strip().split("\n"):
+            try:
+                text = chat._compile_jinja_template(source).render(**json.loads(json.dumps(VALUES)))
+            except Exception:
+                text = None
+            file.write(json.dumps({"template": source, "expected": text}) + "\n")
+    (out / "values.json").write_text(json.dumps(VALUES, indent=1) + "\n")
     for name, (make, template, special) in FOLDERS.items():
-        folder = Path(out) / name
+        folder = out / name
         folder.mkdir(parents=True, exist_ok=True)
         base = make()
         base.save(str(folder / "tokenizer.json"), pretty=False)

@@ -184,12 +184,12 @@ fn truncate(value: &Value, args: Rest<Value>) -> Result<String, Error> {
     let end = argument(2, "end")?.map_or_else(|| Ok("...".into()), |end| to_str(&end))?;
     let leeway = count(argument(3, "leeway")?, 5)?;
     kwargs.assert_all_used()?;
+    let kept = length.checked_sub(end.chars().count());
+    let kept = kept.ok_or_else(|| invalid("truncate: the end is longer than the length"))?;
     let text = to_str(value)?;
     if text.chars().count() <= length.saturating_add(leeway) {
         return Ok(text);
     }
-    let kept = length.checked_sub(end.chars().count());
-    let kept = kept.ok_or_else(|| invalid("truncate: the end is longer than the length"))?;
     let head: String = text.chars().take(kept).collect();
     let head =
         if kill_words { &head } else { head.rsplit_once(' ').map_or(head.as_str(), |cut| cut.0) };
