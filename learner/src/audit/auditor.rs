@@ -1,15 +1,12 @@
 //! Climbs the ladder.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use environments::{Description, EnvironmentSpec, Fault, RecordedCall, Score};
 use policy::{chat::ChatFormat, episode_script::EpisodeLimits};
 use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId, Task};
 
-use super::{PolicyAudit, Reason, calls, frame, lease, replay, reward, tokens, trace};
+use super::{PolicyAudit, Reason, calls, frame, lease, memo::Memo, replay, reward, tokens, trace};
 use crate::{
     leases::Standing,
     reward::{Reward, RewardProtocol},
@@ -118,7 +115,7 @@ pub struct Auditor {
     pub(super) terms: AuditTerms,
     pub(super) description: Description,
     pub(super) stop_ids: BTreeSet<u32>,
-    framings: Mutex<BTreeMap<(bool, usize), usize>>,
+    encoded: Memo,
 }
 
 impl Auditor {
@@ -129,7 +126,7 @@ impl Auditor {
     pub fn new(terms: AuditTerms) -> Result<Self, Fault> {
         let description = terms.environment.describe()?;
         let stop_ids = terms.format.stop_ids().iter().copied().collect();
-        Ok(Self { terms, description, stop_ids, framings: Mutex::default() })
+        Ok(Self { terms, description, stop_ids, encoded: Memo::default() })
     }
 
     /// The terms.
@@ -170,19 +167,11 @@ impl Auditor {
         Ok((lease.task.clone(), findings))
     }
 
-    /// Length of the template's suffix with `calls` empty observations.
-    pub(super) fn framing(&self, finish: FinishReason, calls: usize) -> Result<usize, Reason> {
-        if calls == 0 {
-            return Ok(0);
-        }
-        let key = (finish == FinishReason::Stop, calls);
-        let known = self.framings.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
-        if let Some(length) = known {
-            return Ok(length);
-        }
-        let length = self.suffix(finish, &vec![""; calls])?.len();
-        self.framings.lock().unwrap_or_else(PoisonError::into_inner).insert(key, length);
-        Ok(length)
+    /// The learner's own rendering of an episode's start.
+    pub(super) fn prompt(&self, prompt: &str, reset_text: &str) -> Result<Arc<[u32]>, Reason> {
+        self.encoded
+            .get("prompt", &[prompt, reset_text], || self.terms.format.prompt(prompt, reset_text))
+            .map_err(|error| Reason::Unrenderable { problem: error.to_string() })
     }
 
     /// The template's suffix with these observations.
@@ -190,11 +179,22 @@ impl Auditor {
         &self,
         finish: FinishReason,
         observations: &[&str],
-    ) -> Result<Vec<u32>, Reason> {
-        self.terms
-            .format
-            .suffix(finish, observations)
+    ) -> Result<Arc<[u32]>, Reason> {
+        let kind = match finish {
+            FinishReason::Stop => "suffix",
+            FinishReason::Length => "suffix of a cut turn",
+        };
+        self.encoded
+            .get(kind, observations, || self.terms.format.suffix(finish, observations))
             .map_err(|error| Reason::Unrenderable { problem: error.to_string() })
+    }
+
+    /// Length of the template's suffix with `calls` empty observations.
+    pub(super) fn framing(&self, finish: FinishReason, calls: usize) -> Result<usize, Reason> {
+        if calls == 0 {
+            return Ok(0);
+        }
+        Ok(self.suffix(finish, &vec![""; calls])?.len())
     }
 }
 

@@ -18,6 +18,7 @@ mod calls;
 mod frame;
 mod group;
 mod lease;
+mod memo;
 mod reason;
 mod replay;
 mod report;

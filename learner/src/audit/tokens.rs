@@ -28,11 +28,7 @@ impl Rung for Tokens {
     ) -> Result<(), Reason> {
         let episode = case.episode;
         check_vocabulary(auditor, episode)?;
-        let prompt = auditor
-            .terms
-            .format
-            .prompt(&case.lease.task.prompt, &episode.reset_text)
-            .map_err(|error| Reason::Unrenderable { problem: error.to_string() })?;
+        let prompt = auditor.prompt(&case.lease.task.prompt, &episode.reset_text)?;
         if let Some(at) = difference(&prompt, &episode.tokens) {
             return Err(Reason::PromptMismatch { at });
         }

@@ -320,3 +320,31 @@ fn conversations_are_checked_by_line() {
         assert!(error.ends_with(&format!("games.jsonl line 2: {message}")), "{error}");
     }
 }
+
+/// Every key of every object in `value`.
+fn keys(value: &Value, found: &mut std::collections::BTreeSet<String>) {
+    if let Value::Object(object) = value {
+        for (key, value) in object {
+            found.insert(key.clone());
+            keys(value, found);
+        }
+    }
+}
+
+#[test]
+fn the_reference_page_has_every_key() {
+    let page = include_str!("../../../docs/recipes.md");
+    let mut recipe = minimal();
+    recipe["evaluation"] = json!({"dataset": {"path": "eval.jsonl", "sha256": HASH}});
+    let mut settings = read(&recipe).expect("valid").settings();
+    settings["environment"] = json!({});
+    let mut found = std::collections::BTreeSet::new();
+    keys(&settings, &mut found);
+    keys(&sft(minimal_sft()).expect("valid").settings(), &mut found);
+    let missing: Vec<&String> = found
+        .iter()
+        .filter(|key| !page.contains(&format!("`{key}`")) && !page.contains(&format!(".{key}`")))
+        .filter(|key| *key != "sha256")
+        .collect();
+    assert!(missing.is_empty(), "docs/recipes.md does not speak of {missing:?}");
+}
