@@ -1,1 +1,7 @@
 //! The rollout actor: plays leased episodes and sends them to the learner. Knows no optimizer.
+
+mod check;
+pub mod cli;
+pub mod player;
+pub mod session;
+pub mod worker;

@@ -10,7 +10,7 @@ use environments::{EnvironmentSpec, Recorder};
 use policy::{
     chat::ChatFormat,
     engine::{Engine, Generated, SequenceId},
-    episode_script::{EpisodeLimits, EpisodeScript, Permit},
+    episode_script::{EpisodeLimits, EpisodeScript},
 };
 use protocol::{Episode, EpisodeEnd, Lease, LeaseAttempt, Span};
 
@@ -87,9 +87,10 @@ impl Player {
         let environment = self.environment.open().map_err(|e| e.to_string())?;
         let recorder = Recorder::reset(environment, &lease, self.environment.limits())
             .map_err(|e| e.to_string())?;
-        let reset_text = Some(recorder.reset_text()).filter(|text| !text.is_empty());
-        let prompt =
-            self.format.prompt(&lease.task.prompt, reset_text).map_err(|e| e.to_string())?;
+        let prompt = self
+            .format
+            .prompt(&lease.task.prompt, recorder.reset_text())
+            .map_err(|e| e.to_string())?;
         let script = EpisodeScript::new(self.limits);
         let sequence = self
             .engine
@@ -196,7 +197,6 @@ impl Player {
         if plan.end.is_some() {
             return Ok(plan.end);
         }
-        debug_assert!(plan.permits.iter().all(|permit| *permit == Permit::Run));
         let observations: Vec<&str> = observations.iter().map(String::as_str).collect();
         let suffix = self.format.suffix(finish, &observations).map_err(|e| e.to_string())?;
         if let Some(end) = playing.script.observe(done, suffix.len()) {

@@ -7,7 +7,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use policy::model::Adapter;
+use policy::model::{Adapter, Decoder};
 use protocol::{Lease, LeaseAttempt, PolicyDigest};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -36,6 +36,8 @@ pub enum Command {
 pub enum Report {
     /// New episodes can be played with this policy.
     Holding(PolicyDigest),
+    /// A policy was forgotten: nothing plays it and newer ones came.
+    Dropped(PolicyDigest),
     /// A lease ended.
     Ended(Outcome),
     /// The last report after [`Command::Stop`]: leases that were given up.
@@ -54,12 +56,18 @@ const KEPT_POLICIES: usize = 2;
 /// When the operating system gives no thread.
 pub fn start(
     player: Player,
+    decoder: Decoder,
     commands: Receiver<Command>,
     reports: UnboundedSender<Report>,
 ) -> std::io::Result<JoinHandle<()>> {
     thread::Builder::new().name("sampler".into()).spawn(move || {
-        let mut worker =
-            Worker { player, held: Vec::new(), waiting: BTreeMap::new(), reports: reports.clone() };
+        let mut worker = Worker {
+            player,
+            decoder,
+            held: Vec::new(),
+            waiting: BTreeMap::new(),
+            reports: reports.clone(),
+        };
         let last = worker.run(&commands).unwrap_or_else(Report::Broken);
         // Nobody listening means that the program is ending anyway.
         drop(reports.send(last));
@@ -68,6 +76,8 @@ pub fn start(
 
 struct Worker {
     player: Player,
+    /// For the shapes that an adapter must have.
+    decoder: Decoder,
     /// Policies in the engine, oldest first.
     held: Vec<PolicyDigest>,
     waiting: BTreeMap<PolicyDigest, Vec<Lease>>,
@@ -77,24 +87,29 @@ struct Worker {
 impl Worker {
     fn run(&mut self, commands: &Receiver<Command>) -> Result<Report, String> {
         loop {
-            if self.player.in_flight() == 0 {
-                match commands.recv() {
-                    Ok(command) if self.obey(command)? => return Ok(self.stopped()),
-                    Ok(_) => {}
-                    Err(RecvError) => return Ok(self.stopped()),
-                }
-            }
-            loop {
+            let command = if self.player.in_flight() > 0 {
                 match commands.try_recv() {
-                    Ok(command) if self.obey(command)? => return Ok(self.stopped()),
-                    Ok(_) => {}
-                    Err(TryRecvError::Empty) => break,
+                    Ok(command) => Some(command),
+                    Err(TryRecvError::Empty) => None,
                     Err(TryRecvError::Disconnected) => return Ok(self.stopped()),
                 }
-            }
-            if self.player.in_flight() > 0 {
-                for outcome in self.player.step().map_err(|e| e.to_string())? {
-                    self.report(Report::Ended(outcome));
+            } else {
+                match commands.recv() {
+                    Ok(command) => Some(command),
+                    Err(RecvError) => return Ok(self.stopped()),
+                }
+            };
+            match command {
+                Some(command) => {
+                    if self.obey(command)? {
+                        return Ok(self.stopped());
+                    }
+                }
+                // Only when every command is obeyed: what was granted together starts together.
+                None => {
+                    for outcome in self.player.step().map_err(|e| e.to_string())? {
+                        self.report(Report::Ended(outcome));
+                    }
                 }
             }
         }
@@ -131,18 +146,21 @@ impl Worker {
 
     fn adopt(&mut self, policy: PolicyDigest, bytes: &[u8]) -> Result<(), String> {
         if !self.held.contains(&policy) {
-            let engine = self.player.engine();
-            let adapter = Adapter::from_safetensors(bytes, engine.decoder())
+            let adapter = Adapter::from_safetensors(bytes, &self.decoder)
                 .map_err(|e| format!("the adapter of policy {policy} does not fit: {e}"))?;
-            engine.add_adapter(policy, adapter).map_err(|e| e.to_string())?;
+            self.player.engine().add_adapter(policy, adapter).map_err(|e| e.to_string())?;
             self.held.push(policy);
         }
         self.report(Report::Holding(policy));
         let mut surplus = self.held.len().saturating_sub(KEPT_POLICIES);
+        let (reports, engine) = (&self.reports, self.player.engine());
         self.held.retain(|held| {
             // A policy with episodes in flight is refused here and tried again at the next adoption.
-            let dropped = surplus > 0 && self.player.engine().drop_adapter(*held).is_ok();
-            surplus -= usize::from(dropped);
+            let dropped = surplus > 0 && engine.drop_adapter(held).is_ok();
+            if dropped {
+                surplus -= 1;
+                drop(reports.send(Report::Dropped(*held)));
+            }
             !dropped
         });
         Ok(())

@@ -71,7 +71,8 @@ impl Blueprint for Add {
                 },
                 "required": ["a", "b"],
             }),
-        );
+        )
+        .returning(json!({"type": "string", "description": "The sum as a string."}));
         let description = Description {
             name: NAME.into(),
             version: VERSION.into(),

@@ -13,25 +13,36 @@ pub struct ToolSpec {
     pub description: String,
     /// JSON schema of its arguments: an object schema.
     pub parameters: Value,
+    /// JSON schema of what it returns, where that is described.
+    pub returns: Option<Value>,
 }
 
 impl ToolSpec {
     /// A tool from its three parts.
     pub fn new(name: &str, description: &str, parameters: Value) -> Self {
-        Self { name: name.into(), description: description.into(), parameters }
+        Self { name: name.into(), description: description.into(), parameters, returns: None }
     }
 
-    /// `{"type": "function", "function": {"name", "description", "parameters"}}` in this key order,
-    /// the order of transformers' `get_json_schema`.
+    /// The same tool with its return value described.
+    pub fn returning(self, schema: Value) -> Self {
+        Self { returns: Some(schema), ..self }
+    }
+
+    /// `{"type": "function", "function": {"name", "description", "parameters", "return"?}}` in this key
+    /// order, the order of transformers' `get_json_schema`.
     pub fn to_json(&self) -> Value {
-        json!({
+        let mut tool = json!({
             "type": "function",
             "function": {
                 "name": self.name,
                 "description": self.description,
                 "parameters": self.parameters,
             },
-        })
+        });
+        if let Some(returns) = &self.returns {
+            tool["function"]["return"] = returns.clone();
+        }
+        tool
     }
 }
 

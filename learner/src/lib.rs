@@ -2,10 +2,15 @@
 
 pub mod advantage;
 pub mod audit;
+pub mod cli;
 pub mod curriculum;
 pub mod files;
 pub mod leases;
+pub mod local_actors;
 pub mod loss;
 pub mod plan;
 pub mod recipe;
 pub mod reward;
+pub mod serve;
+pub mod sft;
+pub mod train;

@@ -42,7 +42,9 @@ pub struct LocalActorConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum LocalActorError {
     /// The program could not be executed.
-    #[error("cannot start the actor program {program}: {source}; build it with `cargo build --release` or name it with --actor-program")]
+    #[error(
+        "cannot start the actor program {program}: {source}; build it with `cargo build --release` or name it with --actor-program"
+    )]
     Start {
         /// What was executed.
         program: PathBuf,
@@ -50,7 +52,9 @@ pub enum LocalActorError {
         source: io::Error,
     },
     /// The program runs but ends at once, again and again.
-    #[error("local actor {index} ended with {status} right after its start, {times} times in a row: its own message stands above")]
+    #[error(
+        "local actor {index} ended with {status} right after its start, {times} times in a row: its own message stands above"
+    )]
     KeepsDying {
         /// Which actor.
         index: usize,
@@ -168,10 +172,9 @@ impl LocalActors {
             command.arg("--device").arg(&config.devices[index % config.devices.len()]);
         }
         command.args(&config.arguments);
-        let child = command.spawn().map_err(|source| LocalActorError::Start {
-            program: config.program.clone(),
-            source,
-        })?;
+        let child = command
+            .spawn()
+            .map_err(|source| LocalActorError::Start { program: config.program.clone(), source })?;
         Ok(Running { child, started: Instant::now() })
     }
 }

@@ -61,6 +61,26 @@ pub struct Plan {
 /// # Errors
 /// The first mistake, with field or file and remedy.
 pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
+    let mut plan = plan_inputs(path)?;
+    let recipe = &plan.recipe;
+    let output =
+        output.map(Path::to_owned).or_else(|| recipe.output_dir.clone()).ok_or_else(|| {
+            RecipeError::Missing {
+                field: "output_dir".into(),
+                expected: "a new directory, here or with --output".into(),
+            }
+        })?;
+    let evaluation = recipe.evaluation.as_ref().map(|evaluation| &evaluation.dataset);
+    let inputs: Vec<_> = [&recipe.model, &recipe.dataset].into_iter().chain(evaluation).collect();
+    plan.output = check_output(&output, &inputs)?;
+    Ok(plan)
+}
+
+/// The same for whoever writes no run: `output` stays empty.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     let recipe = Recipe::read(path)?;
     let model = recipe.model.verify_model()?;
     let wrong_model =
@@ -80,16 +100,6 @@ pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
     recipe.reward.check(&environment).map_err(|error| {
         RecipeError::conflict("reward.protocol", error.to_string(), "or choose another environment")
     })?;
-    let output =
-        output.map(Path::to_owned).or_else(|| recipe.output_dir.clone()).ok_or_else(|| {
-            RecipeError::Missing {
-                field: "output_dir".into(),
-                expected: "a new directory, here or with --output".into(),
-            }
-        })?;
-    let evaluation = recipe.evaluation.as_ref().map(|evaluation| &evaluation.dataset);
-    let inputs: Vec<_> = [&recipe.model, &recipe.dataset].into_iter().chain(evaluation).collect();
-    let output = check_output(&output, &inputs)?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
     let derived = derive(&recipe, run, &format, &train, &eval)?;
@@ -114,7 +124,7 @@ pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
         environment,
         train,
         eval,
-        output,
+        output: PathBuf::new(),
         derived,
         recipe,
     })

@@ -1,0 +1,240 @@
+//! `actor join` and `actor check`: arguments, and what each does with them.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::{Args, Parser, Subcommand};
+use environments::EnvironmentSpec;
+use policy::{
+    chat::{ChatFormat, ChatOptions},
+    device::DeviceChoice,
+    engine::{Engine, EngineConfig},
+    episode_script::EpisodeLimits,
+    model::{Checkpoint, Decoder, LoadDtype, checkpoint_digests},
+};
+use protocol::{
+    ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Welcome,
+};
+use terminal::Failure;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::{
+    check,
+    player::Player,
+    session::{self, SessionOptions},
+};
+
+/// Plays tool episodes for a Rollcall learner.
+#[derive(Debug, Parser)]
+#[command(
+    name = "actor",
+    version,
+    after_help = "\
+Examples:
+  actor join 'learner.example:7171#…' --model ./Qwen3-0.6B
+  ROLLCALL_JOIN=… actor join --model ./Qwen3-0.6B --device cuda:1 --slots 64
+  actor check '{\"name\": \"guess\", \"n\": 8}'"
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Play episodes for a learner until its run is over.
+    Join(JoinArguments),
+    /// Examine an environment: schema, determinism, limits.
+    Check {
+        /// The recipe's `environment` section as JSON, or a recipe file that holds one.
+        environment: String,
+        /// A dataset row's `task` object, as JSON.
+        #[arg(long, default_value = "{}")]
+        task: String,
+    },
+}
+
+#[derive(Debug, Args)]
+struct JoinArguments {
+    /// The join string that the learner printed. An argument shows in `ps`: rather use the
+    /// environment variable or a file.
+    #[arg(env = "ROLLCALL_JOIN", hide_env_values = true)]
+    join: Option<String>,
+    /// A file that holds the join string.
+    #[arg(long, conflicts_with = "join")]
+    join_file: Option<PathBuf>,
+    /// The model directory: a copy of the learner's.
+    #[arg(long)]
+    model: PathBuf,
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Episodes in flight.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    slots: u32,
+    /// Ids whose keys and values are kept at a time, over all episodes.
+    #[arg(long, default_value_t = 1 << 20)]
+    kv_tokens: usize,
+    /// Directory of this actor's identity; without it each start is a new actor.
+    #[arg(long)]
+    identity: Option<PathBuf>,
+    /// Seconds to wait for a learner that does not answer.
+    #[arg(long, default_value_t = 60)]
+    patience: u64,
+    /// Leave when standard input closes: for actors that a learner started.
+    #[arg(long, hide = true)]
+    leave_with_stdin: bool,
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// Whatever ends it before its work is done.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Join(arguments) => join(&arguments),
+        Command::Check { environment, task } => check::run(&environment, &task),
+    }
+}
+
+fn join_string(arguments: &JoinArguments) -> Result<Join, Failure> {
+    let text = match (&arguments.join, &arguments.join_file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => std::fs::read_to_string(path)
+            .map_err(|e| Failure::Mistake(format!("--join-file {}: {e}", path.display())))?,
+        (None, None) => {
+            return Err(Failure::Mistake(
+                "no join string: give the one that the learner printed as argument, in ROLLCALL_JOIN, or in --join-file"
+                    .into(),
+            ));
+        }
+    };
+    text.trim().parse().map_err(Failure::mistake)
+}
+
+fn join(arguments: &JoinArguments) -> Result<(), Failure> {
+    let join = join_string(arguments)?;
+    let device = arguments.device.resolve();
+    let burn_device = device.open().map_err(Failure::mistake)?;
+    let digests = checkpoint_digests(&arguments.model).map_err(Failure::mistake)?;
+    let checkpoint = Checkpoint::open(&arguments.model).map_err(Failure::mistake)?;
+    let identity = match &arguments.identity {
+        Some(dir) => Identity::load_or_create(dir),
+        None => Identity::generate(),
+    }
+    .map_err(Failure::mistake)?;
+    let model = ModelDigests {
+        weights: digests.weights,
+        tokenizer: digests.tokenizer,
+        template: digests.template,
+    };
+    let options = SessionOptions {
+        hello: Hello::new(model, device.to_string(), arguments.slots),
+        patience: Duration::from_secs(arguments.patience),
+        base: digests.weights,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(Failure::fault)?;
+    let reason = runtime.block_on(async {
+        let leave = leave_signal(arguments.leave_with_stdin).map_err(Failure::fault)?;
+        let endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
+        session::serve(&endpoint, options, leave, |welcome| {
+            player(arguments, &checkpoint, &burn_device, welcome)
+        })
+        .await
+    })?;
+    tracing::info!("done: {reason}");
+    Ok(())
+}
+
+/// Turns true when the actor should leave: at SIGINT or SIGTERM, or when a parent's pipe closes.
+fn leave_signal(with_stdin: bool) -> std::io::Result<watch::Receiver<bool>> {
+    let (leave, left) = watch::channel(false);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let leave_stdin = leave.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        leave.send_replace(true);
+        // A second signal does not wait for anything.
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        std::process::exit(130);
+    });
+    if with_stdin {
+        std::thread::spawn(move || {
+            let mut byte = [0];
+            while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
+            leave_stdin.send_replace(true);
+            // A parent that died answers no more; do not outlive it by much.
+            std::thread::sleep(Duration::from_secs(10));
+            std::process::exit(1);
+        });
+    }
+    Ok(left)
+}
+
+/// Builds the player that a welcome asks for.
+fn player(
+    arguments: &JoinArguments,
+    checkpoint: &Checkpoint,
+    device: &policy::device::Device,
+    welcome: &Welcome,
+) -> Result<(Player, Decoder), Failure> {
+    let settings = &welcome.settings;
+    let parse = |what: &str, text: &str| {
+        serde_json::from_str::<serde_json::Value>(text)
+            .map_err(|e| Failure::Fault(format!("the learner's {what} is no JSON: {e}")))
+    };
+    let environment = EnvironmentSpec::parse(&parse("environment", &settings.environment)?)
+        .map_err(|e| Failure::Mistake(format!("the learner's run: {e}")))?;
+    let tools = environment.tools().map_err(Failure::fault)?;
+    let kwargs = match parse("chat_template_kwargs", &settings.chat_template_kwargs)? {
+        serde_json::Value::Object(kwargs) => kwargs,
+        _ => return Err(Failure::Fault("the learner's chat_template_kwargs is no object".into())),
+    };
+    let format = chat_format(&arguments.model, &tools, settings.system.clone(), kwargs)?;
+    let dtype = match settings.compute_dtype {
+        ComputeDtype::F32 => LoadDtype::F32,
+        ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
+    };
+    let decoder: Decoder = checkpoint.load(device, dtype).map_err(Failure::mistake)?;
+    let config = EngineConfig {
+        max_batch: arguments.slots as usize,
+        max_tokens: arguments.kv_tokens,
+        ..EngineConfig::default()
+    };
+    let limits = EpisodeLimits {
+        max_tool_rounds: settings.max_tool_calling_iterations,
+        max_completion: settings.max_completion_length,
+        on_malformed: settings.on_malformed,
+    };
+    let engine = Engine::new(decoder.clone(), config).map_err(Failure::mistake)?;
+    Ok((Player::new(engine, Arc::new(format), environment, limits), decoder))
+}
+
+fn chat_format(
+    model: &Path,
+    tools: &[environments::ToolSpec],
+    system: Option<String>,
+    kwargs: serde_json::Map<String, serde_json::Value>,
+) -> Result<ChatFormat, Failure> {
+    let tools = tools.iter().map(environments::ToolSpec::to_json).collect();
+    let options = ChatOptions { tools, system, kwargs, ..ChatOptions::default() };
+    ChatFormat::load(model, options).map_err(Failure::mistake)
+}

@@ -1,0 +1,246 @@
+//! The learner's command line.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+use policy::device::DeviceChoice;
+use terminal::{Audience, Failure, Interrupt, Progress};
+
+use crate::{
+    plan::{plan, plan_inputs},
+    sft::{self, SftOptions},
+    train::{
+        online::TrainOptions,
+        run::{self, Summary},
+    },
+};
+
+/// Trains tool-using language policies, and learns from no token that has not answered for itself.
+#[derive(Debug, Parser)]
+#[command(name = "learner", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Supervised fine-tuning on conversations.
+    Sft {
+        /// The recipe.
+        recipe: PathBuf,
+        /// Where to write, instead of the recipe's output_dir.
+        #[arg(long)]
+        output: Option<PathBuf>,
+        /// auto, cpu or cuda:N.
+        #[arg(long, default_value = "auto")]
+        device: DeviceChoice,
+        /// Print one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Train online with GRPO, on episodes that actors play.
+    Train {
+        /// The recipe.
+        recipe: PathBuf,
+        /// Where to write, instead of the recipe's output_dir.
+        #[arg(long)]
+        output: Option<PathBuf>,
+        /// Print one JSON object a line; the last has status, success_before, success_after, steps,
+        /// seconds and run.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        network: NetworkArguments,
+    },
+    /// Measure a policy on the recipe's held-out tasks; train nothing.
+    Eval {
+        /// The recipe.
+        recipe: PathBuf,
+        /// A PEFT adapter directory, such as a run's; without it the base model plays.
+        #[arg(long)]
+        adapter: Option<PathBuf>,
+        /// Print one JSON object a line.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        network: NetworkArguments,
+    },
+    /// Validate a recipe and everything that it names, print the plan as JSON, train nothing.
+    Plan {
+        /// The recipe.
+        recipe: PathBuf,
+        /// Where the run would be written, instead of the recipe's output_dir.
+        #[arg(long)]
+        output: Option<PathBuf>,
+    },
+    /// The SHA-256 of a file or model directory as recipes freeze it.
+    Digest {
+        /// The file or directory.
+        path: PathBuf,
+    },
+}
+
+/// Where to compute, where to listen, and which actors to start.
+#[derive(Debug, Args)]
+struct NetworkArguments {
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: DeviceChoice,
+    /// Address to listen on for actors; port 0 takes any free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Host name or address in the join string: how actors reach this machine.
+    #[arg(long)]
+    host: Option<String>,
+    /// Actor processes to start on this machine.
+    #[arg(long, default_value_t = 0)]
+    local_actors: usize,
+    /// Devices of the local actors, round robin; the learner's own by default.
+    #[arg(long, value_delimiter = ',')]
+    actor_devices: Vec<String>,
+    /// Episodes in flight at each local actor.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    actor_slots: u32,
+    /// The actor program; the one beside this program by default.
+    #[arg(long)]
+    actor_program: Option<PathBuf>,
+    /// Directory that keeps the learner's certificate and join secret; fresh ones by default.
+    #[arg(long)]
+    identity: Option<PathBuf>,
+    /// Seconds that an actor has for an episode before its lease goes to another.
+    #[arg(long, default_value_t = 600)]
+    lease_seconds: u64,
+}
+
+impl NetworkArguments {
+    fn options(self) -> TrainOptions {
+        let host = self.host.unwrap_or_else(|| self.listen.ip().to_string());
+        TrainOptions {
+            device: self.device,
+            listen: self.listen,
+            host,
+            local_actors: self.local_actors,
+            actor_devices: self.actor_devices,
+            actor_slots: self.actor_slots,
+            actor_program: self.actor_program,
+            identity: self.identity,
+            lease_ms: self.lease_seconds.saturating_mul(1000),
+        }
+    }
+}
+
+/// Runs the program.
+///
+/// # Errors
+/// Whatever ends it before its work is done.
+pub fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Sft { recipe, output, device, json } => {
+            let (_runtime, interrupt) = runtime()?;
+            let mut progress = Progress::new(audience(json));
+            let options = SftOptions { output, device };
+            let summary = sft::run(&recipe, &options, &interrupt, &mut progress)?;
+            progress.record("end", &summary);
+            if progress.for_person() {
+                progress.note(&format!(
+                    "{}: {} updates in {:.1} s, loss {:.4}; {} (sha256 {})",
+                    summary.status,
+                    summary.updates,
+                    summary.seconds,
+                    summary.loss,
+                    summary.checkpoint.display(),
+                    summary.sha256
+                ));
+            }
+            Ok(())
+        }
+        Command::Train { recipe, output, json, network } => {
+            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+            let (runtime, interrupt) = runtime()?;
+            let mut progress = Progress::new(audience(json));
+            let options = network.options();
+            let summary = run::train(plan, options, &runtime, interrupt, &mut progress)?;
+            progress.record("end", &summary);
+            if progress.for_person() {
+                progress.note(&table(&summary, &recipe));
+            }
+            Ok(())
+        }
+        Command::Eval { recipe, adapter, json, network } => {
+            let plan = plan_inputs(&recipe).map_err(Failure::mistake)?;
+            let (runtime, interrupt) = runtime()?;
+            let mut progress = Progress::new(audience(json));
+            let mut options = network.options();
+            // Somebody must play.
+            if options.listen.port() == 0 {
+                options.local_actors = options.local_actors.max(1);
+            }
+            let adapter = adapter.as_deref();
+            let summary = run::eval(plan, options, adapter, &runtime, interrupt, &mut progress)?;
+            progress.record("end", &summary);
+            Ok(())
+        }
+        Command::Plan { recipe, output } => {
+            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+            let text = serde_json::to_string_pretty(&plan.manifest()).map_err(Failure::fault)?;
+            println!("{text}");
+            Ok(())
+        }
+        Command::Digest { path } => {
+            println!("{}", digest(&path)?);
+            Ok(())
+        }
+    }
+}
+
+fn digest(path: &std::path::Path) -> Result<protocol::Digest, Failure> {
+    if path.is_dir() {
+        let digests = policy::model::checkpoint_digests(path).map_err(Failure::mistake)?;
+        return Ok(digests.all);
+    }
+    let bytes =
+        std::fs::read(path).map_err(|e| Failure::Mistake(format!("{}: {e}", path.display())))?;
+    Ok(protocol::Digest::of(&bytes))
+}
+
+/// The table at the end of a run.
+fn table(summary: &Summary, recipe: &std::path::Path) -> String {
+    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |it| format!("{it:.3}"));
+    let leases = &summary.counts.leases;
+    let rows = [
+        ("held-out success", {
+            let (before, after) = (rate(summary.success_before), rate(summary.success_after));
+            format!("{before} before, {after} after")
+        }),
+        ("steps", format!("{} in {:.1} s", summary.steps, summary.seconds)),
+        ("episodes", {
+            format!("{} accepted, {} rejected by the audit", leases.accepted, leases.rejected)
+        }),
+        ("adapter", format!("{} (loads in PEFT and vLLM)", summary.adapter.display())),
+        ("its sha256", summary.adapter_sha256.to_string()),
+        ("evidence", summary.run.join("evidence.jsonl").display().to_string()),
+        ("go on", {
+            let (recipe, adapter) = (recipe.display(), summary.adapter.display());
+            format!("learner eval {recipe} --adapter {adapter}")
+        }),
+    ];
+    let lines: Vec<String> =
+        rows.iter().map(|(name, value)| format!("  {name:<17} {value}")).collect();
+    lines.join("\n")
+}
+
+fn audience(json: bool) -> Audience {
+    if json { Audience::Machine } else { Audience::Person }
+}
+
+/// A runtime for sockets and signals, and the flag that signals raise.
+fn runtime() -> Result<(tokio::runtime::Runtime, Interrupt), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(Failure::fault)?;
+    let interrupt = Interrupt::listen(&runtime).map_err(Failure::fault)?;
+    Ok((runtime, interrupt))
+}

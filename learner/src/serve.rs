@@ -1,0 +1,253 @@
+//! The learner's end of the network, as events for a thread that does not wait for sockets.
+//!
+//! Every actor has a task of its own; the coordinator hands it messages through an unbounded queue
+//! (what can be in it is bounded by the leases that the coordinator itself issues) and hears of
+//! everything through one channel.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use protocol::{
+    ActorId, AdapterManifest, FromActor, FromLearner, Identity, Join, Secret,
+    endpoint::{
+        ActorLink, AdapterShelf, Arrival, BindError, CloseCode, JoinFailure, LearnerConfig,
+        LearnerEndpoint, ToActor,
+    },
+    session::Admission,
+};
+use tokio::{
+    runtime::{Handle, Runtime},
+    sync::{mpsc as queue, oneshot, watch},
+    task::JoinSet,
+};
+
+/// How long actors may take to hear that the run is over.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// What happens on the network.
+#[derive(Debug)]
+pub enum Event {
+    /// An actor was let in.
+    Joined(Actor),
+    /// An actor said something.
+    Said {
+        /// Who.
+        actor: ActorId,
+        /// What.
+        message: FromActor,
+    },
+    /// An actor's link ended.
+    Gone {
+        /// Who.
+        actor: ActorId,
+        /// Which of its connections.
+        connection: u64,
+        /// Why, one line.
+        reason: String,
+    },
+    /// A peer was not let in.
+    TurnedAway {
+        /// Where it came from.
+        remote: SocketAddr,
+        /// Why.
+        failure: JoinFailure,
+    },
+}
+
+/// A connected actor, as the coordinator sees it.
+#[derive(Clone, Debug)]
+pub struct Actor {
+    /// Who it is.
+    pub id: ActorId,
+    /// Episodes that it keeps in flight.
+    pub slots: u32,
+    /// Its device, in its own words.
+    pub device: String,
+    /// Where it is.
+    pub remote: SocketAddr,
+    /// Tells this connection of the actor from its others.
+    pub connection: u64,
+    state: ToActor,
+    messages: queue::UnboundedSender<FromLearner>,
+}
+
+impl Actor {
+    /// Queues a message. A link that has ended says so by an event, not here.
+    pub fn say(&self, message: FromLearner) {
+        let _ = self.messages.send(message);
+    }
+
+    /// Slots without a lease, by the learner's own count.
+    pub fn free(&self) -> usize {
+        if self.state.is_draining() {
+            return 0;
+        }
+        (self.slots as usize).saturating_sub(self.state.outstanding().len())
+    }
+}
+
+/// A listening learner.
+pub struct Server {
+    runtime: Handle,
+    join: Join,
+    shelf: Arc<AdapterShelf>,
+    events: mpsc::Receiver<Event>,
+    stop: Option<oneshot::Sender<String>>,
+    stopped: mpsc::Receiver<()>,
+}
+
+impl Server {
+    /// Listens on `addr` for actors that fit `admission`; `host` is the name under which they reach it.
+    ///
+    /// # Errors
+    /// The port is in use or the address is not ours.
+    pub fn start(
+        runtime: &Runtime,
+        addr: SocketAddr,
+        host: &str,
+        identity: &Identity,
+        secret: Secret,
+        admission: Admission,
+    ) -> Result<Self, BindError> {
+        let shelf = Arc::new(AdapterShelf::default());
+        let config = LearnerConfig::new(admission, shelf.clone());
+        let _guard = runtime.enter();
+        let endpoint = LearnerEndpoint::bind(addr, identity, secret, config)?;
+        let join = endpoint.join(host).map_err(|source| BindError::Io { addr, source })?;
+        let (event_sender, events) = mpsc::channel();
+        let (stop, stopping) = oneshot::channel();
+        let (stopped_sender, stopped) = mpsc::channel();
+        runtime.spawn(listen(endpoint, event_sender, stopping, stopped_sender));
+        let runtime = runtime.handle().clone();
+        Ok(Self { runtime, join, shelf, events, stop: Some(stop), stopped })
+    }
+
+    /// The join string's parts.
+    pub fn join(&self) -> &Join {
+        &self.join
+    }
+
+    /// Makes an adapter fetchable, and forgets all but the `keep` newest steps.
+    pub fn publish(&self, manifest: AdapterManifest, bytes: Vec<u8>, keep: u64) {
+        let step = manifest.step;
+        self.shelf.put(manifest, bytes);
+        self.shelf.retain(|held| held.step + keep > step);
+    }
+
+    /// The next event, if one comes in time.
+    pub fn next(&self, patience: Duration) -> Option<Event> {
+        self.events.recv_timeout(patience).ok()
+    }
+
+    /// Tells every actor that the run is over and stops listening.
+    pub fn finish(&mut self, reason: &str) {
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.send(reason.to_owned());
+            let _ = self.stopped.recv_timeout(FAREWELL);
+        }
+    }
+
+    /// The runtime that it runs on.
+    pub fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.finish("the learner stopped");
+    }
+}
+
+async fn listen(
+    mut endpoint: LearnerEndpoint,
+    events: mpsc::Sender<Event>,
+    mut stopping: oneshot::Receiver<String>,
+    stopped: mpsc::Sender<()>,
+) {
+    let mut links = JoinSet::new();
+    let (over, _) = watch::channel(None::<String>);
+    let mut connections = 0;
+    let reason = loop {
+        let arrival = tokio::select! {
+            reason = &mut stopping => break reason.unwrap_or_else(|_| "the learner stopped".into()),
+            Some(_) = links.join_next() => continue,
+            arrival = endpoint.accept() => arrival,
+        };
+        match arrival {
+            Some(Arrival::Joined(link)) => {
+                connections += 1;
+                links.spawn(attend(link, events.clone(), over.subscribe(), connections));
+            }
+            Some(Arrival::Refused { remote, failure, .. }) => {
+                let _ = events.send(Event::TurnedAway { remote, failure });
+            }
+            None => break "the endpoint closed".into(),
+        }
+    };
+    over.send_replace(Some(reason.clone()));
+    let everyone = async { while links.join_next().await.is_some() {} };
+    drop(tokio::time::timeout(FAREWELL, everyone).await);
+    endpoint.shutdown(CloseCode::Finished, &reason).await;
+    let _ = stopped.send(());
+}
+
+/// Carries messages between one actor and the coordinator until either ends.
+async fn attend(
+    mut link: ActorLink,
+    events: mpsc::Sender<Event>,
+    mut over: watch::Receiver<Option<String>>,
+    connection: u64,
+) {
+    let id = link.actor;
+    let state = link.sender();
+    let (messages, mut queued) = queue::unbounded_channel();
+    let actor = Actor {
+        id,
+        slots: link.hello.slots,
+        device: link.hello.device.clone(),
+        remote: link.remote(),
+        connection,
+        state: state.clone(),
+        messages,
+    };
+    if events.send(Event::Joined(actor)).is_err() {
+        return;
+    }
+    let reason = loop {
+        tokio::select! {
+            message = link.recv() => match message {
+                Ok(message) => {
+                    if events.send(Event::Said { actor: id, message }).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => break error.to_string(),
+            },
+            message = queued.recv() => match message {
+                Some(message) => {
+                    if let Err(error) = state.send(message).await {
+                        break error.to_string();
+                    }
+                }
+                None => break "the coordinator let go".into(),
+            },
+            reason = farewell(&mut over) => {
+                link.finish(&reason).await;
+                return;
+            }
+        }
+    };
+    let _ = events.send(Event::Gone { actor: id, connection, reason });
+}
+
+/// The reason why the run is over, once it is.
+async fn farewell(over: &mut watch::Receiver<Option<String>>) -> String {
+    match over.wait_for(Option::is_some).await {
+        Ok(reason) => reason.clone().unwrap_or_default(),
+        Err(_) => "the learner stopped".into(),
+    }
+}

@@ -1,0 +1,359 @@
+//! Gathers audited groups: grants leases, audits what comes back, re-issues what does not.
+//!
+//! Everything that decides which episodes count is the lease book's and the auditor's; this file moves
+//! facts between them, the actors and the clock.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use protocol::{
+    AckOutcome, ActorId, AdapterManifest, EpisodeId, FromActor, FromLearner, LeaseAttempt, LeaseId,
+};
+use serde::Serialize;
+use terminal::{Failure, Interrupt};
+use tracing::{info, warn};
+
+use crate::{
+    audit::{Audited, Auditor, Presented, Rejected, check_group},
+    leases::{DroppedGroup, GroupOrder, LeaseBook, LeaseCounts, Submission},
+    local_actors::LocalActors,
+    recipe::FailurePolicy,
+    serve::{Actor, Event, Server},
+};
+
+/// How long the coordinator sleeps when nothing happens.
+const TICK: Duration = Duration::from_millis(50);
+
+/// A group whose every rollout was accepted, by generation.
+#[derive(Debug)]
+pub struct CollectedGroup {
+    /// Its number.
+    pub group: u64,
+    /// Its rollouts.
+    pub rollouts: Vec<Audited>,
+}
+
+/// What happened while groups were gathered, since the start of the run.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct CollectCounts {
+    /// What became of leases.
+    #[serde(flatten)]
+    pub leases: LeaseCounts,
+    /// Bytes that were no episode.
+    pub unreadable: u64,
+    /// Actors that joined, each time counted.
+    pub joins: u64,
+    /// Peers that were turned away.
+    pub turned_away: u64,
+    /// Actors that were lost.
+    pub losses: u64,
+}
+
+/// Receives what the collector decides on, as it decides.
+pub trait Witness {
+    /// An episode was refused.
+    ///
+    /// # Errors
+    /// The record of it cannot be kept.
+    fn rejected(&mut self, rejected: &Rejected) -> Result<(), Failure>;
+
+    /// So many of the ordered rollouts are in.
+    fn progress(&mut self, done: usize, ordered: usize);
+}
+
+/// Gathers groups for one run.
+pub struct Collector {
+    server: Server,
+    auditor: Arc<Auditor>,
+    book: LeaseBook,
+    actors: BTreeMap<ActorId, Actor>,
+    local: Option<LocalActors>,
+    interrupt: Interrupt,
+    failure_policy: FailurePolicy,
+    manifest: Option<AdapterManifest>,
+    accepted: HashMap<EpisodeId, Audited>,
+    counts: CollectCounts,
+    clock: Instant,
+}
+
+/// What a collector is made from.
+pub struct CollectorParts {
+    /// The network.
+    pub server: Server,
+    /// The audit.
+    pub auditor: Arc<Auditor>,
+    /// The lease book.
+    pub book: LeaseBook,
+    /// Actors that this program started.
+    pub local: Option<LocalActors>,
+    /// Whether the user wants it to stop.
+    pub interrupt: Interrupt,
+    /// What a rejected episode does.
+    pub failure_policy: FailurePolicy,
+}
+
+impl Collector {
+    /// A collector without actors yet.
+    pub fn new(parts: CollectorParts) -> Self {
+        let CollectorParts { server, auditor, book, local, interrupt, failure_policy } = parts;
+        Self {
+            server,
+            auditor,
+            book,
+            actors: BTreeMap::new(),
+            local,
+            interrupt,
+            failure_policy,
+            manifest: None,
+            accepted: HashMap::new(),
+            counts: CollectCounts::default(),
+            clock: Instant::now(),
+        }
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> CollectCounts {
+        CollectCounts { leases: self.book.counts(), ..self.counts }
+    }
+
+    /// Connected actors.
+    pub fn actors(&self) -> usize {
+        self.actors.len()
+    }
+
+    /// Announces a policy: leases of later orders may name it.
+    pub fn publish(&mut self, manifest: AdapterManifest, bytes: Vec<u8>) {
+        // One step back stays fetchable for actors that are in the middle of fetching it.
+        self.server.publish(manifest.clone(), bytes, 2);
+        for actor in self.actors.values() {
+            actor.say(FromLearner::Announce(manifest.clone()));
+        }
+        self.manifest = Some(manifest);
+    }
+
+    /// Issues `orders` and waits until each group is complete or dropped. Groups come back by number.
+    ///
+    /// # Errors
+    /// The user interrupts; an episode is refused and the recipe says abort; local actors cannot be
+    /// kept alive.
+    pub fn collect(
+        &mut self,
+        orders: Vec<(u64, GroupOrder)>,
+        witness: &mut dyn Witness,
+    ) -> Result<Vec<CollectedGroup>, Failure> {
+        let generations: BTreeMap<u64, u32> =
+            orders.iter().map(|(group, order)| (*group, order.generations)).collect();
+        let ordered = orders.iter().map(|(_, order)| order.generations as usize).sum();
+        for (group, order) in orders {
+            self.book.open(group, order).map_err(Failure::fault)?;
+        }
+        let mut complete = Vec::new();
+        let mut done = 0;
+        while self.book.open_groups() > 0 {
+            if self.interrupt.raised() {
+                return Err(Failure::Interrupted("interrupted".into()));
+            }
+            self.tend()?;
+            self.grant();
+            if let Some(event) = self.server.next(TICK) {
+                self.handle(event, witness)?;
+            }
+            for (actor, lease) in self.book.expire(self.now_ms()) {
+                warn!(actor = %actor.0.short(), %lease, "expired");
+                self.revoke(actor, lease);
+            }
+            while let Some(group) = self.book.take_complete() {
+                for (actor, lease) in &group.revoke {
+                    self.revoke(*actor, *lease);
+                }
+                let rollouts: Vec<Audited> =
+                    group.episodes.iter().filter_map(|id| self.accepted.remove(id)).collect();
+                let expected = generations.get(&group.group).copied().unwrap_or_default();
+                let all: Vec<&Audited> = rollouts.iter().collect();
+                check_group(group.group, expected, &all).map_err(Failure::fault)?;
+                complete.push(CollectedGroup { group: group.group, rollouts });
+            }
+            while let Some(dropped) = self.book.take_lost() {
+                self.forget(&dropped);
+            }
+            let open = self.accepted.len();
+            let finished: usize = complete.iter().map(|group| group.rollouts.len()).sum();
+            if open + finished != done {
+                done = open + finished;
+                witness.progress(done, ordered);
+            }
+        }
+        complete.sort_by_key(|group| group.group);
+        Ok(complete)
+    }
+
+    /// Tells every actor that the run is over and ends the local ones.
+    pub fn finish(&mut self, reason: &str) {
+        self.server.finish(reason);
+        if let Some(mut local) = self.local.take() {
+            local.stop(Duration::from_secs(5));
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn tend(&mut self) -> Result<(), Failure> {
+        let Some(local) = &mut self.local else { return Ok(()) };
+        for status in local.tend().map_err(Failure::mistake)? {
+            warn!("a local actor ended with {status}; started another");
+        }
+        Ok(())
+    }
+
+    /// Hands out what waits, evenly over the actors with free slots.
+    fn grant(&mut self) {
+        let now = self.now_ms();
+        let mut sharing = self.actors.values().filter(|actor| actor.free() > 0).count();
+        for (id, actor) in &self.actors {
+            let (free, waiting) = (actor.free(), self.book.waiting());
+            if free == 0 || waiting == 0 {
+                continue;
+            }
+            let share = waiting.div_ceil(sharing.max(1));
+            sharing = sharing.saturating_sub(1);
+            let leases = self.book.grant(*id, now, share.min(free));
+            if !leases.is_empty() {
+                actor.say(FromLearner::Grant(leases));
+            }
+        }
+    }
+
+    fn handle(&mut self, event: Event, witness: &mut dyn Witness) -> Result<(), Failure> {
+        match event {
+            Event::Joined(actor) => {
+                info!(actor = %actor.id.0.short(), device = actor.device, slots = actor.slots, "joined");
+                self.counts.joins += 1;
+                if let Some(manifest) = &self.manifest {
+                    actor.say(FromLearner::Announce(manifest.clone()));
+                }
+                // A reconnecting actor starts with a clean slate; what it still plays is welcome.
+                self.book.release(actor.id);
+                self.actors.insert(actor.id, actor);
+            }
+            Event::Said { actor, message } => self.hear(actor, message, witness)?,
+            Event::Gone { actor, connection, reason, .. } => {
+                let current = self.actors.get(&actor).is_some_and(|it| it.connection == connection);
+                if current {
+                    info!(actor = %actor.0.short(), "gone: {reason}");
+                    self.counts.losses += 1;
+                    self.actors.remove(&actor);
+                    self.book.release(actor);
+                }
+            }
+            Event::TurnedAway { remote, failure } => {
+                warn!(%remote, "not let in: {failure}");
+                self.counts.turned_away += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn hear(
+        &mut self,
+        actor: ActorId,
+        message: FromActor,
+        witness: &mut dyn Witness,
+    ) -> Result<(), Failure> {
+        match message {
+            FromActor::Episode { id, body } => {
+                let outcome = self.judge(actor, id, &body, witness)?;
+                if let Some(actor) = self.actors.get(&actor) {
+                    actor.say(FromLearner::Ack { episode: id, outcome });
+                }
+            }
+            FromActor::LeaseFailed { lease, reason } => {
+                warn!(actor = %actor.0.short(), %lease, "failed: {reason}");
+                self.book.fail(actor, lease);
+            }
+            FromActor::Leave { returned } => {
+                info!(actor = %actor.0.short(), returned = returned.len(), "leaves");
+                for lease in returned {
+                    self.book.fail(actor, lease);
+                }
+            }
+            FromActor::Ready { .. } | FromActor::Holding { .. } | FromActor::Drain => {}
+        }
+        Ok(())
+    }
+
+    fn judge(
+        &mut self,
+        actor: ActorId,
+        id: EpisodeId,
+        body: &[u8],
+        witness: &mut dyn Witness,
+    ) -> Result<AckOutcome, Failure> {
+        let Some(lease) = protocol::wire::peek_lease(body).map(|(_, lease)| lease) else {
+            self.counts.unreadable += 1;
+            return Ok(AckOutcome::Rejected { reason: "no lease can be read in it".into() });
+        };
+        let standing = self.book.standing(lease);
+        match self.book.submit(actor, lease, id) {
+            Submission::First => {}
+            Submission::Duplicate => return Ok(AckOutcome::Duplicate),
+            Submission::Late => {
+                return Ok(AckOutcome::Rejected { reason: "the lease was answered before".into() });
+            }
+            Submission::Equivocation { first } => {
+                warn!(actor = %actor.0.short(), %lease, "answered twice: {first} and {id}");
+                let reason = "the lease was answered before, with other bytes".into();
+                return Ok(AckOutcome::Rejected { reason });
+            }
+            Submission::NotGranted | Submission::Unknown => {
+                return Ok(AckOutcome::Rejected { reason: "no lease of this actor's".into() });
+            }
+        }
+        match self.auditor.audit(Presented { id, body, standing: &standing, behind: 0 }) {
+            Ok(audited) => {
+                self.book.accept(lease);
+                self.accepted.insert(id, audited);
+                Ok(AckOutcome::Stored)
+            }
+            Err(rejected) => self.refuse(lease, &rejected, witness),
+        }
+    }
+
+    fn refuse(
+        &mut self,
+        lease: LeaseId,
+        rejected: &Rejected,
+        witness: &mut dyn Witness,
+    ) -> Result<AckOutcome, Failure> {
+        warn!(%lease, "rejected: {}", rejected.reason);
+        witness.rejected(rejected)?;
+        self.book.reject(lease);
+        match self.failure_policy {
+            FailurePolicy::Abort => Err(Failure::Fault(format!(
+                "episode {} of lease {lease} was refused ({}); training.failure_policy is abort",
+                rejected.id, rejected.reason
+            ))),
+            FailurePolicy::Drop => Ok(AckOutcome::Rejected { reason: rejected.reason.to_string() }),
+        }
+    }
+
+    fn revoke(&self, actor: ActorId, lease: LeaseAttempt) {
+        if let Some(actor) = self.actors.get(&actor) {
+            actor.say(FromLearner::Revoke(vec![lease]));
+        }
+    }
+
+    fn forget(&mut self, dropped: &DroppedGroup) {
+        warn!(group = dropped.group, "dropped: a lease of it cannot be played");
+        for (actor, lease) in &dropped.revoke {
+            self.revoke(*actor, *lease);
+        }
+        for unused in &dropped.unused {
+            self.accepted.remove(unused);
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! The online loop: publish a policy, collect audited groups, update, and again.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use policy::{
+    device::DeviceChoice,
+    model::{Adapter, Checkpoint, Decoder, LoadDtype},
+    score::Optimizer,
+};
+use protocol::{
+    AdapterManifest, Admission, ComputeDtype, Digest, Identity, ModelDigests, PolicyDigest,
+    Sampling, Secret, Welcome,
+};
+use terminal::{Failure, Interrupt, Progress};
+
+use super::{
+    collect::{CollectCounts, Collector, CollectorParts, Witness},
+    record::{Evaluated, StepRecord, evaluated, line},
+    update::{UpdateGroup, UpdateSettings, adamw, update},
+};
+use crate::{
+    advantage::group_advantages,
+    audit::{Auditor, Rejected},
+    curriculum::{TaskOrder, episode_seed, evaluation_group},
+    files::{EpisodeContext, RunDirectory},
+    leases::{GroupOrder, LeaseBook},
+    local_actors::{LocalActorConfig, LocalActors},
+    plan::Plan,
+    recipe::TaskRow,
+    serve::Server,
+};
+
+/// How often a lease is granted before its group is given up.
+const MAX_ATTEMPTS: u32 = 8;
+
+/// What the command line adds to the recipe.
+#[derive(Clone, Debug)]
+pub struct TrainOptions {
+    /// Where to compute.
+    pub device: DeviceChoice,
+    /// Where to listen for actors.
+    pub listen: SocketAddr,
+    /// The host name in the join string.
+    pub host: String,
+    /// Actors to start on this host.
+    pub local_actors: usize,
+    /// Their devices, round robin; those of the learner where empty.
+    pub actor_devices: Vec<String>,
+    /// Episodes in flight at each of them.
+    pub actor_slots: u32,
+    /// The actor program; the one beside this program otherwise.
+    pub actor_program: Option<PathBuf>,
+    /// Directory of the learner's certificate and secret; fresh ones otherwise.
+    pub identity: Option<PathBuf>,
+    /// Milliseconds that an actor has for an episode.
+    pub lease_ms: u64,
+}
+
+/// A learner with everything loaded and actors on their way.
+pub struct Learner {
+    plan: Plan,
+    options: TrainOptions,
+    decoder: Decoder,
+    adapter: Adapter,
+    optimizer: Optimizer,
+    collector: Collector,
+    step: u32,
+    policy: PolicyDigest,
+    adapter_digest: Digest,
+    rounds: u32,
+}
+
+/// Writes what the collector decides on, and shows how far it is.
+struct Watcher<'a> {
+    files: Option<&'a mut RunDirectory>,
+    progress: &'a Progress,
+    position: u64,
+    what: String,
+}
+
+impl Witness for Watcher<'_> {
+    fn rejected(&mut self, rejected: &Rejected) -> Result<(), Failure> {
+        match &mut self.files {
+            Some(files) => files.reject(rejected).map_err(Failure::fault),
+            None => Ok(()),
+        }
+    }
+
+    fn progress(&mut self, done: usize, ordered: usize) {
+        self.progress.tick(self.position, &format!("{} {done}/{ordered} episodes", self.what));
+    }
+}
+
+impl Learner {
+    /// Loads the model, listens, and starts the local actors.
+    ///
+    /// # Errors
+    /// A mistake in recipe or options, or something that cannot be started.
+    pub fn start(
+        plan: Plan,
+        options: TrainOptions,
+        adapter: Option<&Path>,
+        runtime: &tokio::runtime::Runtime,
+        interrupt: Interrupt,
+        progress: &Progress,
+    ) -> Result<Self, Failure> {
+        let recipe = &plan.recipe;
+        let device = options.device.resolve().open().map_err(Failure::mistake)?;
+        let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
+        let dtype = match recipe.training.compute_dtype {
+            ComputeDtype::F32 => LoadDtype::F32,
+            ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
+        };
+        let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
+        let adapter = match adapter {
+            Some(dir) => Adapter::load_peft(dir, &decoder),
+            None => Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed),
+        }
+        .map_err(Failure::mistake)?;
+        let auditor = Auditor::new(plan.audit_terms()).map_err(Failure::mistake)?;
+        let (identity, secret) = match &options.identity {
+            Some(dir) => (Identity::load_or_create(dir), Secret::load_or_create(dir)),
+            None => (Identity::generate(), Secret::generate()),
+        };
+        let server = Server::start(
+            runtime,
+            options.listen,
+            &options.host,
+            &identity.map_err(Failure::mistake)?,
+            secret.map_err(Failure::mistake)?,
+            admission(&plan),
+        )
+        .map_err(Failure::mistake)?;
+        let join = server.join().reveal();
+        if options.local_actors == 0 || !options.listen.ip().is_loopback() {
+            progress.note(&format!("join with: actor join '{join}' --model DIR"));
+            progress.record("listening", &serde_json::json!({"join": join}));
+        }
+        let local = start_local_actors(&plan, &options, join)?;
+        let book = LeaseBook::new(plan.run, MAX_ATTEMPTS);
+        let failure_policy = recipe.training.failure_policy;
+        let collector = Collector::new(CollectorParts {
+            server,
+            auditor: Arc::new(auditor),
+            book,
+            local,
+            interrupt,
+            failure_policy,
+        });
+        let optimizer = adamw(&recipe.training.optimizer);
+        let mut learner = Self {
+            options,
+            decoder,
+            adapter,
+            optimizer,
+            collector,
+            step: 0,
+            policy: PolicyDigest::new(&plan.model.weights, &Digest::of(b"")),
+            adapter_digest: Digest::of(b""),
+            rounds: 0,
+            plan,
+        };
+        learner.publish()?;
+        Ok(learner)
+    }
+
+    /// The policy's adapter and its digest.
+    pub fn adapter(&self) -> (&Adapter, Digest) {
+        (&self.adapter, self.adapter_digest)
+    }
+
+    /// The adapter's files are written for the base model under this name.
+    pub fn base_model(&self) -> String {
+        self.plan.recipe.model.path.to_string_lossy().into_owned()
+    }
+
+    /// Optimizer steps made.
+    pub fn steps(&self) -> u32 {
+        self.step
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What happened to leases so far.
+    pub fn counts(&self) -> CollectCounts {
+        self.collector.counts()
+    }
+
+    /// Announces the adapter as it is now.
+    fn publish(&mut self) -> Result<(), Failure> {
+        let bytes = self.adapter.to_safetensors().map_err(Failure::fault)?;
+        let manifest =
+            AdapterManifest::build(u64::from(self.step), &self.plan.model.weights, &bytes)
+                .map_err(Failure::fault)?;
+        self.policy = manifest.policy;
+        self.adapter_digest = manifest.adapter;
+        self.collector.publish(manifest, bytes);
+        Ok(())
+    }
+
+    fn order(&self, row: &TaskRow, group: u64, sampling: Sampling, generations: u32) -> GroupOrder {
+        GroupOrder {
+            task: row.task.clone(),
+            seed: episode_seed(self.plan.run, row, group),
+            policy: self.policy,
+            sampling,
+            generations,
+            deadline_ms: self.options.lease_ms,
+        }
+    }
+
+    /// Success on the held-out tasks; nothing where the recipe has none.
+    ///
+    /// # Errors
+    /// As [`Collector::collect`].
+    pub fn evaluate(
+        &mut self,
+        mut files: Option<&mut RunDirectory>,
+        progress: &Progress,
+    ) -> Result<Option<Evaluated>, Failure> {
+        let Some(evaluation) = self.plan.recipe.evaluation.clone() else { return Ok(None) };
+        let round = self.rounds;
+        self.rounds += 1;
+        let (sampling, generations) =
+            (evaluation.sampling.to_sampling(), evaluation.num_generations);
+        let orders = (0..)
+            .zip(&self.plan.eval)
+            .map(|(index, row)| {
+                let group = evaluation_group(round, index);
+                (group, self.order(row, group, sampling, generations))
+            })
+            .collect();
+        let mut watcher = Watcher {
+            files: files.as_deref_mut(),
+            progress,
+            position: u64::from(self.step),
+            what: "evaluating".into(),
+        };
+        let groups = self.collector.collect(orders, &mut watcher)?;
+        let context = EpisodeContext { step: self.step, advantages: None };
+        for group in &groups {
+            if let Some(files) = files.as_deref_mut() {
+                files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
+            }
+        }
+        let evaluated = evaluated(&groups);
+        if let Some(files) = files {
+            let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
+            files.metrics(&record).map_err(Failure::fault)?;
+        }
+        progress.note(&format!(
+            "step {}: success {:.3}, reward {:.3} on {} held-out episodes",
+            self.step, evaluated.success, evaluated.reward, evaluated.episodes
+        ));
+        progress.record("evaluation", &evaluated);
+        Ok(Some(evaluated))
+    }
+
+    /// Trains to the last step of the recipe.
+    ///
+    /// # Errors
+    /// As [`Collector::collect`]; a failing device; a run directory that cannot be written.
+    pub fn train(
+        &mut self,
+        files: &mut RunDirectory,
+        progress: &mut Progress,
+    ) -> Result<f64, Failure> {
+        let settings = self.plan.recipe.training;
+        let every = self.plan.recipe.evaluation.as_ref().map_or(0, |it| it.every);
+        let mut order = TaskOrder::new(self.plan.run, &self.plan.train);
+        let mut seconds = 0.0;
+        progress.start("train", u64::from(settings.max_steps));
+        while self.step < settings.max_steps {
+            let started = Instant::now();
+            let record = self.one_step(&mut order, files, progress)?;
+            seconds += started.elapsed().as_secs_f64();
+            files.step(&record, record.update.grad_norm).map_err(Failure::fault)?;
+            progress.at(
+                u64::from(record.step),
+                &line(&record, settings.max_steps),
+                "step",
+                &record,
+            );
+            if every > 0 && self.step % every == 0 && self.step < settings.max_steps {
+                self.evaluate(Some(&mut *files), progress)?;
+            }
+        }
+        progress.end();
+        Ok(seconds)
+    }
+
+    fn one_step(
+        &mut self,
+        order: &mut TaskOrder,
+        files: &mut RunDirectory,
+        progress: &Progress,
+    ) -> Result<StepRecord, Failure> {
+        let settings = self.plan.recipe.training;
+        let started = Instant::now();
+        let per_step = u64::from(settings.groups_per_step());
+        let first = u64::from(self.step) * per_step;
+        let orders = (first..first + per_step)
+            .filter_map(|group| {
+                let row = &self.plan.train[order.row(group)?];
+                let generations = settings.num_generations;
+                Some((group, self.order(row, group, settings.sampling(), generations)))
+            })
+            .collect();
+        let mut watcher = Watcher {
+            files: Some(&mut *files),
+            progress,
+            position: u64::from(self.step),
+            what: format!("step {}", self.step + 1),
+        };
+        let groups = self.collector.collect(orders, &mut watcher)?;
+        if groups.is_empty() {
+            return Err(Failure::Fault(format!(
+                "step {}: every group was dropped; see rejected/ and the actors' messages",
+                self.step + 1
+            )));
+        }
+        let rollout_seconds = started.elapsed().as_secs_f64();
+
+        let updating = Instant::now();
+        let advantages = groups
+            .iter()
+            .map(|group| {
+                let rewards: Vec<f64> =
+                    group.rollouts.iter().map(|it| it.reward.training_reward).collect();
+                group_advantages(&rewards, settings.scale_rewards)
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Failure::fault)?;
+        let update_groups: Vec<UpdateGroup<'_>> = groups
+            .iter()
+            .zip(&advantages)
+            .map(|(group, advantages)| UpdateGroup {
+                episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
+                advantages: advantages.advantages.clone(),
+            })
+            .collect();
+        let learning_rate = settings
+            .optimizer
+            .learning_rate_at(u64::from(self.step), u64::from(settings.max_steps));
+        let sampled_by = self.policy;
+        #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
+        let report = update(
+            &self.decoder,
+            &mut self.adapter,
+            &mut self.optimizer,
+            &UpdateSettings {
+                loss: settings.loss(),
+                loss_type: settings.loss_type,
+                max_completion_length: settings.max_completion_length,
+                temperature: settings.sampling.temperature as f32,
+                checkpointing: settings.gradient_checkpointing,
+            },
+            learning_rate,
+            &update_groups,
+        )
+        .map_err(Failure::fault)?;
+        self.step += 1;
+        self.publish()?;
+        let update_seconds = updating.elapsed().as_secs_f64();
+        for (group, advantages) in groups.iter().zip(&advantages) {
+            let context =
+                EpisodeContext { step: self.step - 1, advantages: Some(&advantages.advantages) };
+            files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
+        }
+
+        let all = evaluated(&groups);
+        let sampled: usize = groups
+            .iter()
+            .flat_map(|g| &g.rollouts)
+            .map(|it| it.policy_audit.assistant_tokens)
+            .sum();
+        let count = advantages.len() as f64;
+        Ok(StepRecord {
+            step: self.step,
+            reward: all.reward,
+            reward_std: advantages.iter().map(|it| it.std).sum::<f64>() / count,
+            success: all.success,
+            mixed_groups: advantages.iter().filter(|it| it.mixed()).count() as f64 / count,
+            learning_rate,
+            staleness: 0,
+            episodes: all.episodes,
+            stream_tokens: groups
+                .iter()
+                .flat_map(|group| &group.rollouts)
+                .map(|it| it.episode.tokens.len() as u64)
+                .sum(),
+            completion_tokens: sampled as f64 / all.episodes.max(1) as f64,
+            malformed: all.malformed,
+            seconds: started.elapsed().as_secs_f64(),
+            rollout_seconds,
+            update_seconds,
+            rollout_tokens_per_second: sampled as f64 / rollout_seconds,
+            update_tokens_per_second: report.tokens as f64 / update_seconds,
+            policy: sampled_by,
+            update: report,
+        })
+    }
+
+    /// Ends the run for every actor.
+    pub fn finish(&mut self, reason: &str) {
+        self.collector.finish(reason);
+    }
+}
+
+fn admission(plan: &Plan) -> Admission {
+    let model = &plan.model;
+    Admission {
+        model: ModelDigests {
+            weights: model.weights,
+            tokenizer: model.tokenizer,
+            template: model.template,
+        },
+        welcome: Welcome { run: plan.run, settings: plan.run_settings() },
+    }
+}
+
+fn start_local_actors(
+    plan: &Plan,
+    options: &TrainOptions,
+    join: String,
+) -> Result<Option<LocalActors>, Failure> {
+    if options.local_actors == 0 {
+        return Ok(None);
+    }
+    let devices = if options.actor_devices.is_empty() {
+        vec![options.device.to_string()]
+    } else {
+        options.actor_devices.clone()
+    };
+    let config = LocalActorConfig {
+        program: options.actor_program.clone().unwrap_or_else(LocalActors::sibling_program),
+        join,
+        model: plan.recipe.model.path.clone(),
+        devices,
+        slots: options.actor_slots,
+        arguments: Vec::new(),
+    };
+    LocalActors::start(config, options.local_actors).map(Some).map_err(Failure::mistake)
+}

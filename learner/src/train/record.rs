@@ -1,0 +1,91 @@
+//! What a step or an evaluation amounts to, as metrics and as lines for people.
+
+use protocol::{CallKind, PolicyDigest};
+use serde::Serialize;
+
+use super::{collect::CollectedGroup, update::UpdateReport};
+/// How well the policy does on held-out tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evaluated {
+    /// Share of episodes with strict success.
+    pub success: f64,
+    /// Mean training reward.
+    pub reward: f64,
+    /// Episodes.
+    pub episodes: usize,
+    /// Share of the tool calls that were malformed.
+    pub malformed: f64,
+}
+
+/// One optimizer step, as it stands in `metrics.jsonl`.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepRecord {
+    /// From 1.
+    pub step: u32,
+    /// Mean training reward.
+    pub reward: f64,
+    /// Population standard deviation of the rewards inside groups, mean over groups.
+    pub reward_std: f64,
+    /// Share of episodes with strict success.
+    pub success: f64,
+    /// Share of groups whose rewards differ.
+    pub mixed_groups: f64,
+    /// The update.
+    #[serde(flatten)]
+    pub update: UpdateReport,
+    /// Learning rate of the update.
+    pub learning_rate: f64,
+    /// Updates between the policy that sampled and the one that was trained.
+    pub staleness: u32,
+    /// Episodes of the step.
+    pub episodes: usize,
+    /// Ids of all its streams, each prompt counted once an episode.
+    pub stream_tokens: u64,
+    /// Mean sampled ids of an episode.
+    pub completion_tokens: f64,
+    /// Share of the tool calls that were malformed.
+    pub malformed: f64,
+    /// Seconds of the whole step.
+    pub seconds: f64,
+    /// Of these, until all groups were in and audited.
+    pub rollout_seconds: f64,
+    /// Of these, for scoring, backward and optimizer.
+    pub update_seconds: f64,
+    /// Sampled ids a second of the rollout.
+    pub rollout_tokens_per_second: f64,
+    /// Ids through the model a second of the update, prompts of groups once.
+    pub update_tokens_per_second: f64,
+    /// Digest of the policy that sampled.
+    pub policy: PolicyDigest,
+}
+
+/// The results of some groups.
+pub fn evaluated(groups: &[CollectedGroup]) -> Evaluated {
+    let all: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();
+    let count = all.len().max(1) as f64;
+    let rows = all.iter().flat_map(|it| &it.episode.trace);
+    let malformed = rows.clone().filter(|row| row.kind == CallKind::Malformed).count() as f64;
+    Evaluated {
+        success: all.iter().filter(|it| it.reward.strict_success).count() as f64 / count,
+        reward: all.iter().map(|it| it.reward.training_reward).sum::<f64>() / count,
+        episodes: all.len(),
+        malformed: malformed / rows.count().max(1) as f64,
+    }
+}
+
+/// A step for people.
+pub fn line(record: &StepRecord, total: u32) -> String {
+    let kl = record.update.kl.map_or_else(|| "-".into(), |kl| format!("{kl:.4}"));
+    format!(
+        "step {}/{total}  reward {:.3}  success {:.3}  kl {kl}  clip {:.3}  grad {:.3}  staleness {}  rollout {:.0} tok/s  update {:.0} tok/s  {:.2} s",
+        record.step,
+        record.reward,
+        record.success,
+        record.update.clip_fraction,
+        record.update.grad_norm,
+        record.staleness,
+        record.rollout_tokens_per_second,
+        record.update_tokens_per_second,
+        record.seconds,
+    )
+}

@@ -1,0 +1,162 @@
+//! `learner train` and `learner eval`: from a plan to the last table.
+
+use std::path::{Path, PathBuf};
+
+use protocol::Digest;
+use serde::Serialize;
+use terminal::{Failure, Interrupt, Progress};
+use tokio::runtime::Runtime;
+
+use super::{
+    collect::CollectCounts,
+    online::{Learner, TrainOptions},
+    record::Evaluated,
+};
+use crate::{
+    files::{RunDirectory, Status},
+    plan::Plan,
+};
+
+/// How a run ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// `completed`.
+    pub status: &'static str,
+    /// Success on held-out tasks before training, where the recipe has some.
+    pub success_before: Option<f64>,
+    /// The same after.
+    pub success_after: Option<f64>,
+    /// Optimizer steps made.
+    pub steps: u32,
+    /// Seconds of training, without evaluations and start-up.
+    pub seconds: f64,
+    /// The run's directory.
+    pub run: PathBuf,
+    /// The last adapter's directory.
+    pub adapter: PathBuf,
+    /// SHA-256 of its `adapter_model.safetensors`.
+    pub adapter_sha256: Digest,
+    /// What became of leases.
+    pub counts: CollectCounts,
+}
+
+/// How an evaluation ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct EvalSummary {
+    /// `completed`.
+    pub status: &'static str,
+    /// The result.
+    #[serde(flatten)]
+    pub evaluated: Evaluated,
+    /// SHA-256 of the adapter; of a fresh one, which changes nothing, where none was given.
+    pub adapter_sha256: Digest,
+}
+
+/// Trains by a plan.
+///
+/// # Errors
+/// Whatever ends the run before its last step; the manifest then says so.
+pub fn train(
+    plan: Plan,
+    options: TrainOptions,
+    runtime: &Runtime,
+    interrupt: Interrupt,
+    progress: &mut Progress,
+) -> Result<Summary, Failure> {
+    let mut learner = Learner::start(plan, options, None, runtime, interrupt, progress)?;
+    let mut files = RunDirectory::create(learner.plan()).map_err(Failure::mistake)?;
+    let result = train_in(&mut learner, &mut files, progress);
+    progress.end();
+    let (status, reason) = match &result {
+        Ok(_) => (Status::Completed, "the run is complete".to_owned()),
+        Err(Failure::Interrupted(text)) => (Status::Interrupted, text.clone()),
+        Err(failure) => (Status::Failed, failure.to_string()),
+    };
+    // What was learned until here is not thrown away with the run.
+    let saved = match &result {
+        Ok(_) => Ok(()),
+        Err(_) => save_adapter(&learner, &mut files).map(drop),
+    };
+    learner.finish(&reason);
+    let closed = files.close(status, &reason, &learner.counts()).map_err(Failure::fault);
+    let summary = match result {
+        Err(Failure::Interrupted(_)) => {
+            let path = files.path().display();
+            return Err(Failure::Interrupted(format!(
+                "interrupted after step {}; the run so far is in {path}",
+                learner.steps()
+            )));
+        }
+        other => other?,
+    };
+    saved?;
+    closed?;
+    Ok(Summary { counts: learner.counts(), ..summary })
+}
+
+fn train_in(
+    learner: &mut Learner,
+    files: &mut RunDirectory,
+    progress: &mut Progress,
+) -> Result<Summary, Failure> {
+    let before = evaluate(learner, Some(&mut *files), progress)?;
+    let first = learner.adapter().0.clone();
+    let seconds = learner.train(files, progress)?;
+    let adapter = save_adapter(learner, files)?;
+    files.update_evidence(&first, learner.adapter().0).map_err(Failure::fault)?;
+    let after = evaluate(learner, Some(&mut *files), progress)?;
+    files.evaluations(before.as_ref(), after.as_ref());
+    Ok(Summary {
+        status: "completed",
+        success_before: before.map(|it| it.success),
+        success_after: after.map(|it| it.success),
+        steps: learner.steps(),
+        seconds,
+        run: files.path().to_owned(),
+        adapter,
+        adapter_sha256: learner.adapter().1,
+        counts: learner.counts(),
+    })
+}
+
+fn save_adapter(learner: &Learner, files: &mut RunDirectory) -> Result<PathBuf, Failure> {
+    let (adapter, digest) = learner.adapter();
+    files.adapter(learner.steps(), adapter, digest, &learner.base_model()).map_err(Failure::fault)
+}
+
+fn evaluate(
+    learner: &mut Learner,
+    files: Option<&mut RunDirectory>,
+    progress: &mut Progress,
+) -> Result<Option<Evaluated>, Failure> {
+    progress.start("evaluate", 1);
+    let evaluated = learner.evaluate(files, progress);
+    progress.end();
+    evaluated
+}
+
+/// Measures a policy on the recipe's held-out tasks. `adapter` is a PEFT directory; without it the
+/// base model plays.
+///
+/// # Errors
+/// The recipe has no held-out tasks, or whatever ends the evaluation early.
+pub fn eval(
+    plan: Plan,
+    options: TrainOptions,
+    adapter: Option<&Path>,
+    runtime: &Runtime,
+    interrupt: Interrupt,
+    progress: &mut Progress,
+) -> Result<EvalSummary, Failure> {
+    if plan.recipe.evaluation.is_none() {
+        return Err(Failure::Mistake(
+            "evaluation is missing: name held-out tasks in the recipe".into(),
+        ));
+    }
+    let mut learner = Learner::start(plan, options, adapter, runtime, interrupt, progress)?;
+    let result = evaluate(&mut learner, None, progress);
+    learner.finish("the evaluation is complete");
+    let evaluated =
+        result?.ok_or_else(|| Failure::Fault("no held-out episode was played".into()))?;
+    Ok(EvalSummary { status: "completed", evaluated, adapter_sha256: learner.adapter().1 })
+}
