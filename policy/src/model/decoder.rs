@@ -7,7 +7,7 @@ use super::{
     adapter::Adapter,
     config::ModelConfig,
     error::ModelError,
-    ops::{attend, linear, rms_norm, rotate, to_f32},
+    ops::{attend, from_f32, linear, rms_norm, rotate, to_f32},
     rope::RopeTable,
     weights::{LINEARS, Weights},
 };
@@ -169,7 +169,7 @@ impl Decoder {
         let shape = [positions.len(), 1, self.config.head_dim / 2];
         let tensor = |values: Vec<f32>| {
             let data = TensorData::new(values, shape);
-            super::ops::from_f32(Tensor::from_data(data, &self.device), self.dtype)
+            from_f32(Tensor::from_data(data, &self.device), self.dtype)
         };
         (tensor(cos), tensor(sin))
     }
@@ -213,7 +213,9 @@ impl Decoder {
         let k = rotate(k, rope.0.clone(), rope.1.clone());
         let x = x.add(project(3, attention(q, k, v)));
         let h = rms_norm(x.clone(), layer.post_attention_layernorm.weight.val(), eps);
-        let gated = activation::silu(project(4, h.clone())).mul(project(5, h));
+        let gate = project(4, h.clone());
+        let active = from_f32(activation::silu(to_f32(gate)), self.dtype);
+        let gated = active.mul(project(5, h));
         x.add(project(6, gated))
     }
 

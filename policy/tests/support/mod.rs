@@ -20,7 +20,7 @@ pub fn data_root() -> PathBuf {
 
 /// Our own goldens, committed.
 pub fn own_root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/model")
 }
 
 /// The folders with a golden file below `kind` of both roots; says so where a root is absent.

@@ -1,0 +1,159 @@
+"""Makes policy/tests/golden/model: tiny random checkpoints and adapters with the reference stack's numbers.
+
+    pip install torch transformers peft safetensors
+    python scripts/golden/model.py
+
+Each folder is a Hugging Face checkpoint or PEFT adapter with a golden.safetensors beside it: input_ids,
+logits, hidden_N, a left-padded batch, greedy ids, the mean next-token loss and gradients. The variants
+cover what the shared data does not: yarn and llama3 rotary scaling, biases, untied heads, shards,
+bf16 and f16 files, rank-stabilised adapters, targets by regex and by list.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+ROOT = Path(__file__).resolve().parents[2] / "policy/tests/golden/model"
+VOCAB, LENGTH = 48, 14
+SIZES = dict(
+    vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+)
+
+
+def spread(model, generator):
+    """Weights that make every part of the computation matter: norms and biases away from 1 and 0."""
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        with torch.no_grad():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(noise * (1.0 if "embed" in name else 1.4) / parameter.shape[-1] ** 0.5)
+
+
+def ids(rows, generator):
+    return torch.randint(0, VOCAB - 1, (rows, LENGTH), generator=generator)
+
+
+def loss_of(logits, input_ids):
+    return torch.nn.functional.cross_entropy(logits[0, :-1].float(), input_ids[0, 1:])
+
+
+def greedy(model, input_ids):
+    """Greedy ids and the smallest lead of a chosen logit over the next best."""
+    output = model.generate(
+        input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=10, min_new_tokens=10, do_sample=False,
+        pad_token_id=0, output_logits=True, return_dict_in_generate=True,
+    )
+    leads = [row.float().topk(2).values[0] for row in output.logits]
+    return output.sequences, min(float(lead[0] - lead[1]) for lead in leads)
+
+
+def checkpoint(name, make, dtype, seed, shard=None, gradients=True):
+    while not attempt(name, make(), dtype, seed, shard, gradients):
+        seed += 100
+
+
+def attempt(name, model, dtype, seed, shard, gradients):
+    generator = torch.Generator().manual_seed(seed)
+    spread(model, generator)
+    folder = ROOT / "checkpoints" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = model.to(dtype).eval()
+    model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    input_ids = ids(1, generator)
+    output = model(input_ids, output_hidden_states=True)
+    golden = {"input_ids": input_ids, "logits": output.logits.float()}
+    golden |= {f"hidden_{i}": hidden.float() for i, hidden in enumerate(output.hidden_states)}
+    batch, mask = ids(2, generator), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :5] = 0
+    batch[1, :5] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = model(batch, attention_mask=mask, position_ids=positions).logits
+    golden |= {"batch_input_ids": batch, "batch_mask": mask, "batch_logits": logits.float()}
+    golden["greedy"], lead = greedy(model, input_ids)
+    if lead < (0.01 if dtype == torch.float32 else 0.12):
+        return False  # rounding could choose otherwise
+    if gradients:
+        loss = loss_of(output.logits, input_ids)
+        loss.backward()
+        golden["loss"] = loss.detach().reshape(1)
+        wanted = ("embed", "lm_head", "norm", "bias", "layers.0.self_attn.v", "layers.1.mlp.down")
+        golden |= {f"grad.{n}": p.grad for n, p in model.named_parameters() if any(w in n for w in wanted)}
+    save(golden, folder)
+    return True
+
+
+def adapter(name, base, seed, **settings):
+    generator = torch.Generator().manual_seed(seed)
+    folder = ROOT / "adapters" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "checkpoints" / base, dtype=torch.float32, attn_implementation="eager")
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+    for key, parameter in model.named_parameters():
+        if "lora_" in key:
+            with torch.no_grad():
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"checkpoints/{base}"
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    input_ids = ids(1, generator)
+    logits = model(input_ids).logits
+    loss = loss_of(logits, input_ids)
+    loss.backward()
+    golden = {"input_ids": input_ids, "logits": logits.detach(), "loss": loss.detach().reshape(1)}
+    for key, parameter in model.named_parameters():
+        if "lora_" in key:
+            golden["grad." + key.replace(".default", "")] = parameter.grad
+    with torch.no_grad():
+        golden["merged_logits"] = model.merge_and_unload()(input_ids).logits
+    save(golden, folder)
+    base_model = AutoModelForCausalLM.from_pretrained(ROOT / "checkpoints" / base, dtype=torch.float32, attn_implementation="eager")
+    again = PeftModel.from_pretrained(base_model, folder).eval()
+    assert torch.equal(again(input_ids).logits, golden["logits"]), "the saved adapter is the measured one"
+
+
+def save(golden, folder):
+    save_file({k: v.detach().contiguous() for k, v in sorted(golden.items())}, folder / "golden.safetensors")
+    load_file(folder / "golden.safetensors")
+
+
+yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+llama3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+default = {"rope_type": "default", "rope_theta": 1e4}
+plain = Qwen3Config(**SIZES, rope_parameters=default, tie_word_embeddings=True)
+checkpoint("qwen3-plain", lambda: Qwen3ForCausalLM(plain), torch.float32, 1)
+checkpoint("qwen3-bf16", lambda: Qwen3ForCausalLM(plain), torch.bfloat16, 2, gradients=False)
+checkpoint(
+    "qwen3-yarn-bias-shards",
+    lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=yarn, tie_word_embeddings=False, attention_bias=True)),
+    torch.float32, 3, shard="12KB",
+)
+checkpoint(
+    "llama-llama3-bias",
+    lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=llama3, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)),
+    torch.float32, 4,
+)
+checkpoint("llama-f16", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=default, tie_word_embeddings=False)), torch.float16, 5, gradients=False)
+adapter("qwen3-plain-rslora-regex", "qwen3-plain", 6, r=3, lora_alpha=5, use_rslora=True, target_modules=r".*\.1\.(self_attn|mlp)\.(q_proj|o_proj|down_proj)")
+adapter("llama-list", "llama-llama3-bias", 7, r=2, lora_alpha=3, target_modules=["v_proj", "layers.0.mlp.up_proj"])
+print(sum(f.stat().st_size for f in ROOT.rglob("*") if f.is_file()), "bytes")
