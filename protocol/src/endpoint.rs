@@ -6,11 +6,13 @@
 //! stream of its own. Until the preamble is proven a peer has one stream and a 16 KiB window.
 
 mod actor;
+mod arrival;
 mod close;
 mod connect_error;
 mod fetch;
 mod learner;
 mod link;
+mod reset;
 mod socket;
 mod stream;
 mod to_actor;
@@ -19,10 +21,11 @@ mod to_learner;
 use std::time::Duration;
 
 pub use actor::{ActorEndpoint, SocketFactory};
+pub use arrival::{Arrival, BindError, JoinFailure};
 pub use close::{CloseCode, LinkError};
 pub use connect_error::ConnectError;
 pub use fetch::{AdapterChunk, AdapterShelf, AdapterStore, FetchError};
-pub use learner::{Arrival, BindError, JoinFailure, LearnerConfig, LearnerEndpoint};
+pub use learner::{LearnerConfig, LearnerEndpoint};
 pub use to_actor::{ActorLink, ToActor};
 pub use to_learner::{LearnerLink, ToLearner};
 

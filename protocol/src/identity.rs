@@ -132,6 +132,11 @@ impl Identity {
         self.certificate.clone()
     }
 
+    /// Keys the stateless resets of this identity's endpoints, in every process that has it.
+    pub(crate) fn reset_key(&self) -> Digest {
+        Digest::of_parts("rollcall-reset-v1", &[self.key.secret_pkcs8_der()])
+    }
+
     pub(crate) fn key(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(self.key.clone_key())
     }

@@ -213,12 +213,22 @@ impl Assembly {
     /// # Errors
     /// No such chunk, or other bytes than promised; the assembly is unchanged then.
     pub fn put(&mut self, index: usize, chunk: &[u8]) -> Result<(), ManifestError> {
+        self.put_hashed(index, chunk, Digest::of(chunk))
+    }
+
+    /// The same for a chunk whose digest was just computed from its bytes.
+    pub(crate) fn put_hashed(
+        &mut self,
+        index: usize,
+        chunk: &[u8],
+        digest: Digest,
+    ) -> Result<(), ManifestError> {
         let adapter = self.manifest.adapter;
         let chunks = self.have.len();
         let no_such = || ManifestError::NoSuchChunk { adapter, chunk: index, chunks };
         let range = self.manifest.range(index).ok_or_else(no_such)?;
         let want = self.manifest.chunks.get(index).ok_or_else(no_such)?;
-        if chunk.len() != range.len() || Digest::of(chunk) != *want {
+        if chunk.len() != range.len() || digest != *want {
             return Err(ManifestError::Chunk { adapter, chunk: index });
         }
         self.bytes[range].copy_from_slice(chunk);

@@ -162,8 +162,11 @@ impl ActorEndpoint {
 
     /// A QUIC connection to the first address that answers, IPv4 first.
     async fn reach(&self) -> Result<(Endpoint, Connection, Arc<tls::Pinned>), ConnectError> {
-        let unresolvable =
-            |problem: String| ConnectError::Unresolvable { host: self.join.host.clone(), problem };
+        let unresolvable = |problem: String| ConnectError::Unresolvable {
+            host: self.join.host.clone(),
+            problem,
+            before: self.shared.session().run().is_some(),
+        };
         let found = lookup_host((self.join.host.as_str(), self.join.port)).await;
         let mut addresses: Vec<SocketAddr> =
             found.map_err(|error| unresolvable(error.to_string()))?.collect();
@@ -193,7 +196,7 @@ impl ActorEndpoint {
         };
         let socket = (self.sockets)(SocketAddr::new(any, 0)).map_err(ConnectError::Socket)?;
         let endpoint = Endpoint::new_with_abstract_socket(
-            socket::endpoint_config(&self.config),
+            socket::actor_endpoint(&self.config),
             None,
             socket,
             Arc::new(TokioRuntime),

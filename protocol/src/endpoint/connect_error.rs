@@ -15,6 +15,8 @@ pub enum ConnectError {
         host: String,
         /// The resolver's words.
         problem: String,
+        /// Whether this actor was connected before, so that the name is right.
+        before: bool,
     },
     /// Nobody answers.
     #[error(
@@ -82,10 +84,10 @@ impl ConnectError {
     pub fn may_retry(&self) -> bool {
         match self {
             Self::NoAnswer { .. } | Self::Socket(_) => true,
+            Self::Unresolvable { before, .. } => *before,
             Self::Refused(refused) => refused.code == RefusalCode::Full,
             Self::Link { error, .. } => error.may_retry(),
-            Self::Unresolvable { .. }
-            | Self::WrongLearner { .. }
+            Self::WrongLearner { .. }
             | Self::WrongSecret { .. }
             | Self::Certificate { .. }
             | Self::Version(_)

@@ -157,7 +157,10 @@ pub(super) async fn fetch(
         }
         match running.join_next().await {
             None => return Ok(()),
-            Some(Ok((index, frame))) => assembly.put(index, &frame?.body)?,
+            Some(Ok((index, frame))) => {
+                let frame = frame?;
+                assembly.put_hashed(index, &frame.body, frame.digest)?;
+            }
             Some(Err(failed)) => return Err(LinkError::Transport(failed.to_string()).into()),
         }
     }

@@ -3,8 +3,13 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use quinn::{EndpointConfig, TransportConfig, VarInt};
+use rustls::crypto::ring::default_provider;
 
-use super::{LinkConfig, Profile};
+use super::{
+    LinkConfig, Profile,
+    reset::{RandomIds, ResetKey},
+};
+use crate::Identity;
 
 /// Bytes in flight towards one side, over all streams of a connection.
 pub(super) const RECEIVE_WINDOW: u32 = 16 << 20;
@@ -22,10 +27,32 @@ pub(super) fn bind(addr: SocketAddr, buffer: usize) -> io::Result<std::net::UdpS
     Ok(socket)
 }
 
-pub(super) fn endpoint_config(config: &LinkConfig) -> EndpointConfig {
+/// An actor's endpoint: a new socket for each connection, so nobody asks it about old ones.
+pub(super) fn actor_endpoint(config: &LinkConfig) -> EndpointConfig {
     let mut endpoint = EndpointConfig::default();
     endpoint.rng_seed(config.rng_seed);
     endpoint
+}
+
+/// A learner's endpoint, which answers for the connections of its earlier processes.
+///
+/// # Errors
+/// No randomness.
+pub(super) fn learner_endpoint(
+    config: &LinkConfig,
+    identity: &Identity,
+) -> Result<EndpointConfig, rustls::Error> {
+    let mut endpoint = EndpointConfig::new(Arc::new(ResetKey(identity.reset_key())));
+    let seed = match config.rng_seed {
+        Some(seed) => seed,
+        None => {
+            let mut seed = [0; 32];
+            default_provider().secure_random.fill(&mut seed)?;
+            seed
+        }
+    };
+    endpoint.rng_seed(config.rng_seed).cid_generator(move || Box::new(RandomIds { seed, next: 0 }));
+    Ok(endpoint)
 }
 
 /// `learner` starts a peer with one one-way stream and a tiny window.

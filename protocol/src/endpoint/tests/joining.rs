@@ -279,3 +279,66 @@ async fn strangers_who_only_connect_are_bounded_and_an_actor_gets_in_after_them(
     link.expect("room again");
     assert_eq!(ours.actor, actor.identity().actor_id());
 }
+
+/// A learner of our own making that lets TLS through and then does as it likes.
+fn fake_learner(identity: &Identity) -> Endpoint {
+    let server =
+        quinn::ServerConfig::with_crypto(Arc::new(tls::server(identity).expect("an identity")));
+    Endpoint::server(server, SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port")
+}
+
+fn actor_of(fake: &Endpoint, identity: &Identity) -> ActorEndpoint {
+    let join = Join {
+        host: "127.0.0.1".to_owned(),
+        port: fake.local_addr().expect("bound").port(),
+        learner: identity.fingerprint(),
+        secret: Secret::generate().expect("made"),
+    };
+    ActorEndpoint::new(join, Identity::generate().expect("made"), quick())
+}
+
+#[tokio::test]
+async fn a_learner_of_another_version_is_understood() {
+    let identity = Identity::generate().expect("made");
+    let fake = fake_learner(&identity);
+    let actor = actor_of(&fake, &identity);
+    let serve = async {
+        let connection = fake.accept().await.expect("asked").await.expect("TLS");
+        let _preamble = connection.accept_uni().await.expect("the first stream");
+        let text = "protocol version: the actor speaks 1, the learner 2:\n\x1b[2Jinstall \u{fffd}";
+        connection.close(quinn::VarInt::from_u32(1), text.as_bytes());
+        connection.closed().await
+    };
+    let (error, _) = tokio::join!(actor.connect(hello()), serve);
+    let error = error.expect_err("another version");
+    assert!(matches!(error, ConnectError::Version(_)), "{error}");
+    assert!(error.to_string().contains("the learner 2"), "{error}");
+    assert!(!error.to_string().chars().any(char::is_control), "a learner's words reach a terminal");
+    assert!(!error.may_retry());
+}
+
+#[tokio::test]
+async fn a_learner_that_says_nothing_or_nonsense_does_not_hold_its_actor() {
+    let identity = Identity::generate().expect("made");
+    let fake = fake_learner(&identity);
+    let actor = actor_of(&fake, &identity);
+    let silent = async {
+        let connection = fake.accept().await.expect("asked").await.expect("TLS");
+        connection.closed().await
+    };
+    let began = Instant::now();
+    let (error, _) = tokio::join!(actor.connect(hello()), silent);
+    assert!(matches!(error, Err(ConnectError::NoAnswer { .. })), "{error:?}");
+    assert!(began.elapsed() < quick().reach + Duration::from_secs(1));
+
+    let nonsense = async {
+        let connection = fake.accept().await.expect("asked").await.expect("TLS");
+        let (mut send, _recv) = connection.accept_bi().await.expect("the control stream");
+        send.write_all(&[0x66; 100]).await.expect("room");
+        connection.closed().await
+    };
+    let (error, closed) = tokio::join!(actor.connect(hello()), nonsense);
+    assert!(matches!(error, Err(ConnectError::Link { .. })), "{error:?}");
+    let closed = LinkError::from(closed);
+    assert!(matches!(closed, LinkError::Closed { code: CloseCode::Violation, .. }), "{closed}");
+}

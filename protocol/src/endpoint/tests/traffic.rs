@@ -240,3 +240,45 @@ async fn a_leaving_actor_gives_its_leases_back() {
     assert_eq!(message, Ok(FromActor::Leave { returned }));
     assert!(outstanding.is_empty());
 }
+
+#[tokio::test]
+async fn an_actor_learns_at_once_that_its_learner_was_killed_and_started_again() {
+    let identity = Identity::generate().expect("made");
+    let secret = Secret::generate().expect("made");
+    let (first, again) = (identity.clone(), identity);
+    // The first learner lives in a runtime of its own that is stopped dead: no close is sent.
+    let runtime = tokio::runtime::Runtime::new().expect("threads");
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let addr = socket.local_addr().expect("bound");
+    drop(socket);
+    let config = || {
+        let admission = Admission { model: model(), welcome: welcome() };
+        let mut config = LearnerConfig::new(admission, Arc::new(AdapterShelf::default()));
+        config.link = quick();
+        config.link.idle = Duration::from_secs(60);
+        config
+    };
+    let (their_secret, their_config) = (secret.clone(), config());
+    let learner = runtime.spawn(async move {
+        LearnerEndpoint::bind(addr, &first, their_secret, their_config).expect("the port")
+    });
+    let mut killed = learner.await.expect("no panic");
+    let join = killed.join("127.0.0.1").expect("bound");
+    let link = LinkConfig { idle: Duration::from_secs(60), ..quick() };
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("made"), link);
+    let (theirs, arrival) = tokio::join!(actor.connect(hello()), killed.accept());
+    let mut theirs = theirs.expect("welcome");
+    let killing = std::thread::spawn(move || runtime.shutdown_timeout(Duration::from_secs(5)));
+    killing.join().expect("stopped");
+    // Nothing runs there any more: this only frees the port.
+    drop((arrival, killed));
+
+    let again = LearnerEndpoint::bind(addr, &again, secret, config());
+    let mut learner = again.expect("the port is free again");
+    let began = Instant::now();
+    let error = theirs.recv().await.expect_err("another process");
+    assert_eq!(error, LinkError::Reset);
+    assert!(error.may_retry() && began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    let (back, _ours) = tokio::join!(actor.connect(hello()), learner.accept());
+    back.expect("welcome back");
+}
