@@ -6,7 +6,8 @@
 //! id, so everything here is a pure function of the checkpoint's files, the recipe and the texts.
 //!
 //! Untrusted text (prompt, reset text, observations, tool schemas) cannot become a control token: see
-//! [`Rendered`] for how it is told apart, [`ChatTokenizer`] for how it is encoded.
+//! [`Rendered`] for how it is told apart, [`ChatTokenizer`] for how it is encoded. What becomes of odd tool
+//! calls is tabled in [`parse`].
 
 mod clock;
 mod error;
@@ -15,7 +16,7 @@ mod format;
 mod json;
 mod marks;
 mod methods;
-mod parse;
+pub mod parse;
 mod python;
 mod source;
 mod stops;

@@ -83,37 +83,31 @@ pub(super) fn find_template(
 pub(super) fn rewrite(source: &str) -> String {
     let mut out = String::with_capacity(source.len() + 256);
     let mut rest = source;
-    let mut raw = false;
     while let Some(at) = rest.find('{') {
         let (text, tail) = rest.split_at(at);
         out.push_str(text);
-        let (open, close) = match tail.as_bytes().get(1) {
-            Some(b'%') => ("{%", "%}"),
-            Some(b'{') if !raw => ("{{", "}}"),
-            Some(b'#') if !raw => ("{#", "#}"),
-            _ => {
-                out.push('{');
-                rest = &tail[1..];
-                continue;
-            }
+        let end = match tail.as_bytes().get(1) {
+            Some(b'%') => tag_end(tail, "%}"),
+            Some(b'{') => tag_end(tail, "}}"),
+            Some(b'#') => tail.find("#}").map(|at| at + 2),
+            _ => Some(1),
         };
-        let end = if open == "{#" { tail.find(close).map(|i| i + 2) } else { tag_end(tail, close) };
         let Some(end) = end else {
             out.push_str(tail);
             return out;
         };
         let (tag, next) = tail.split_at(end);
         rest = next;
-        let word = if open == "{%" { tag_word(tag) } else { "" };
-        match word {
-            "raw" if !raw => raw = true,
-            "endraw" => raw = false,
-            _ => {}
-        }
-        match word {
-            "generation" if !raw => out.push_str(&tag.replacen("generation", "with", 1)),
-            "endgeneration" if !raw => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
-            "for" if !raw => rewrite_for(&mut out, tag),
+        match tag_word(tag) {
+            "raw" => {
+                let (raw, next) = rest.split_at(raw_end(rest));
+                out.push_str(tag);
+                out.push_str(raw);
+                rest = next;
+            }
+            "generation" => out.push_str(&tag.replacen("generation", "with", 1)),
+            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+            "for" => rewrite_for(&mut out, tag),
             _ => out.push_str(tag),
         }
     }
@@ -121,9 +115,16 @@ pub(super) fn rewrite(source: &str) -> String {
     out
 }
 
-/// The keyword of a `{% … %}` tag.
+/// Offset of the `{% endraw %}` tag, or the text's end.
+fn raw_end(text: &str) -> usize {
+    let mut starts = text.match_indices("{%");
+    starts.find(|(at, _)| tag_word(&text[*at..]) == "endraw").map_or(text.len(), |(at, _)| at)
+}
+
+/// The keyword of a `{% … %}` tag; empty for anything else.
 fn tag_word(tag: &str) -> &str {
-    let inner = tag.trim_start_matches("{%").trim_start_matches(['-', '+']).trim_start();
+    let Some(inner) = tag.strip_prefix("{%") else { return "" };
+    let inner = inner.trim_start_matches(['-', '+']).trim_start();
     let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
     &inner[..end]
 }
@@ -221,4 +222,55 @@ fn loop_expression(tag: &str) -> Option<(usize, usize)> {
         }
     }
     start.filter(|start| *start < close).map(|start| (start, close))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_go_through_the_filter_that_refuses_none() {
+        let cases = [
+            ("{% for x in y %}", "{% for x in (y)|rollcall_iterable %}"),
+            (
+                "{%- for a, b in y.items() if a in z -%}",
+                "{%- for a, b in (y.items())|rollcall_iterable if a in z -%}",
+            ),
+            (
+                "{% for x in [1 if a else 2] recursive %}",
+                "{% for x in ([1 if a else 2])|rollcall_iterable recursive %}",
+            ),
+            ("{% for x in y.if['in %} '] %}", "{% for x in (y.if['in %} '])|rollcall_iterable %}"),
+            (
+                "{% for x %}{{ '{% for x in y %}' }}{# {% for x in y %} #}",
+                "{% for x %}{{ '{% for x in y %}' }}{# {% for x in y %} #}",
+            ),
+        ];
+        for (source, expected) in cases {
+            let squeezed: Vec<String> =
+                rewrite(source).split(' ').filter(|w| !w.is_empty()).map(str::to_owned).collect();
+            let wanted: Vec<&str> = expected.split(' ').filter(|w| !w.is_empty()).collect();
+            assert_eq!(squeezed, wanted, "{source}");
+        }
+    }
+
+    #[test]
+    fn generation_blocks_scope_and_raw_text_stays() {
+        assert_eq!(rewrite("{%- generation -%}x{% endgeneration %}"), "{%- with -%}x{% endwith %}");
+        let raw = "{% raw %}it's {% for x in y %} {{ {%- endraw %}{ {";
+        assert_eq!(rewrite(raw), raw);
+        for cut in [
+            "{% for x in y",
+            "{{ 'a",
+            "{#",
+            "{%",
+            "{",
+            "{% raw %}{%",
+            "{%for%}",
+            "{%-%}",
+            "{% for in %}",
+        ] {
+            rewrite(cut);
+        }
+    }
 }
