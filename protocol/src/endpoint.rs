@@ -53,7 +53,8 @@ pub struct LinkConfig {
     pub join: Duration,
     /// How long an actor tries to reach a learner before it says that there is no answer.
     pub reach: Duration,
-    /// A frame must be whole this long after its first byte.
+    /// A frame must be whole this long after its first byte, and a peer must make room for one that
+    /// is to be sent to it.
     pub frame: Duration,
     /// Bytes of the socket's buffers, where the system allows.
     pub socket_buffer: usize,

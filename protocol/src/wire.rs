@@ -6,8 +6,8 @@
 //! lengths, known enum codes, bounds on every text and count, finite numbers. Encoding checks the
 //! same, so that a sender learns of an over-long value before its peer does.
 //!
-//! Bodies are bincode 2 with fixed-width little-endian integers: every value has exactly one
-//! encoding, and every byte of a body is used.
+//! Bodies are bincode 2 with fixed-width little-endian integers, so that no number or length has two
+//! spellings, and every byte of a body is used.
 
 mod control;
 mod episode;

@@ -41,17 +41,20 @@ fn hello() -> Hello {
     Hello::new(model(), "cpu", 4)
 }
 
-/// Times short enough to wait for.
-fn quick() -> LinkConfig {
+/// Times that a busy machine keeps. A test that waits for one shortens that one.
+fn times() -> LinkConfig {
     LinkConfig {
         keep_alive: Duration::from_millis(200),
-        idle: Duration::from_secs(2),
-        join: Duration::from_secs(1),
-        reach: Duration::from_secs(3),
-        frame: Duration::from_secs(1),
+        idle: Duration::from_secs(20),
+        join: Duration::from_secs(10),
+        reach: Duration::from_secs(20),
+        frame: Duration::from_secs(20),
         ..LinkConfig::default()
     }
 }
+
+/// Short enough to wait for.
+const SHORT: Duration = Duration::from_secs(1);
 
 struct Learner {
     endpoint: LearnerEndpoint,
@@ -66,7 +69,7 @@ fn learner_with(adjust: impl FnOnce(&mut LearnerConfig)) -> Learner {
     let shelf = Arc::new(AdapterShelf::default());
     let admission = Admission { model: model(), welcome: welcome() };
     let mut config = LearnerConfig::new(admission, shelf.clone());
-    config.link = quick();
+    config.link = times();
     adjust(&mut config);
     let identity = Identity::generate().expect("randomness");
     let secret = Secret::generate().expect("randomness");
@@ -78,7 +81,7 @@ fn learner_with(adjust: impl FnOnce(&mut LearnerConfig)) -> Learner {
 impl Learner {
     fn actor(&self) -> ActorEndpoint {
         let join = self.endpoint.join("127.0.0.1").expect("bound");
-        ActorEndpoint::new(join, Identity::generate().expect("randomness"), quick())
+        ActorEndpoint::new(join, Identity::generate().expect("randomness"), times())
     }
 
     async fn joined(&mut self) -> ActorLink {

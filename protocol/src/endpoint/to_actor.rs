@@ -73,7 +73,9 @@ impl ActorLink {
         tasks.spawn(read_control(line.clone(), reader, control_tx));
         tasks.spawn(read_episodes(line.clone(), config.link.clone(), episode_tx));
         tasks.spawn(serve_fetches(line.clone(), config.link.clone(), config.store.clone()));
-        let sender = ToActor { actor, line, session: Arc::new(Mutex::new(session)), queue };
+        let session = Arc::new(Mutex::new(session));
+        let patience = config.link.frame;
+        let sender = ToActor { actor, line, session, queue, patience };
         Self { actor, hello, sender, control, episodes, links: links.clone(), _tasks: tasks }
     }
 
@@ -138,6 +140,7 @@ pub struct ToActor {
     line: Line,
     session: Arc<Mutex<LearnerSession>>,
     queue: mpsc::Sender<Bytes>,
+    patience: Duration,
 }
 
 impl std::fmt::Debug for ToActor {
@@ -161,15 +164,19 @@ impl ToActor {
         self.actor
     }
 
-    /// Sends a message. Waits while 256 messages wait already, so hold no lock across it. Returns
-    /// when the message is queued; delivery is known by its effect only.
+    /// Sends a message. Returns when it is queued; delivery is known by its effect only. Waits while
+    /// 256 messages wait already, so hold no lock across it; an actor that reads none of them for the
+    /// time of [`LinkConfig::frame`] loses its link.
     ///
     /// # Errors
     /// The link has ended, or the message breaks a bound ([`LinkError::Unsendable`]).
     pub async fn send(&self, message: FromLearner) -> Result<(), LinkError> {
         let (kind, body) = wire::encode_from_learner(&message).map_err(LinkError::Unsendable)?;
         let frame = pack(kind, &body).map_err(too_long)?;
-        let place = self.queue.reserve().await.map_err(|_| self.line.failure())?;
+        let Ok(place) = timeout(self.patience, self.queue.reserve()).await else {
+            return Err(self.violated(Violation::Stream("the peer does not read its messages")));
+        };
+        let place = place.map_err(|_| self.line.failure())?;
         self.session().sending(&message);
         place.send(frame);
         Ok(())

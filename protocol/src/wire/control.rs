@@ -247,6 +247,7 @@ pub fn decode_refused(body: &[u8]) -> Result<Refused, WireError> {
 pub fn encode_from_actor(message: &FromActor) -> Result<(Kind, Vec<u8>), WireError> {
     Ok(match message {
         FromActor::Ready { free, received } => {
+            check_free(*free)?;
             (Kind::Ready, encode_body("ready", &ReadyWire { free: *free, received: *received })?)
         }
         FromActor::Episode { body, .. } => (Kind::Episode, body.clone()),
@@ -274,9 +275,7 @@ pub fn decode_from_actor(frame: Frame) -> Result<FromActor, WireError> {
     Ok(match frame.kind {
         Kind::Ready => {
             let wire: ReadyWire = decode_body("ready", body)?;
-            Checker("ready").ensure(wire.free <= MAX_SLOTS, "free", || {
-                format!("{}, the limit is {MAX_SLOTS}", wire.free)
-            })?;
+            check_free(wire.free)?;
             FromActor::Ready { free: wire.free, received: wire.received }
         }
         Kind::Episode => FromActor::Episode { id: EpisodeId(frame.digest), body: frame.body },
@@ -370,6 +369,11 @@ pub fn encode_fetch(fetch: &Fetch) -> Result<Vec<u8>, WireError> {
 pub fn decode_fetch(body: &[u8]) -> Result<Fetch, WireError> {
     let wire: FetchWire = decode_body("fetch", body)?;
     Ok(Fetch { policy: PolicyDigest(wire.policy), chunk: wire.chunk })
+}
+
+fn check_free(free: u32) -> Result<(), WireError> {
+    let check = Checker("ready");
+    check.ensure(free <= MAX_SLOTS, "free", || format!("{free}, the limit is {MAX_SLOTS}"))
 }
 
 fn misplaced<T>(kind: Kind) -> Result<T, WireError> {

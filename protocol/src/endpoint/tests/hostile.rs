@@ -18,7 +18,7 @@ async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream) {
     let identity = Identity::generate().expect("made");
     let crypto = tls::client(Some(&identity), tls::Pinned::new(join.learner)).expect("a client");
     let mut client = quinn::ClientConfig::new(Arc::new(crypto));
-    client.transport_config(socket::transport(&quick(), false));
+    client.transport_config(socket::transport(&times(), false));
     let learner = SocketAddr::from(([127, 0, 0, 1], join.port));
     let connecting = endpoint.connect_with(client, learner, "rollcall").expect("an address");
     let connection = connecting.await.expect("TLS");
@@ -131,7 +131,7 @@ async fn hostile_episode_and_fetch_streams_end_the_link() {
 
 #[tokio::test]
 async fn a_frame_that_drips_is_cut_off() {
-    let mut learner = learner();
+    let mut learner = learner_with(|config| config.link.frame = SHORT);
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     let ((connection, mut send, _recv), mut theirs) =
         tokio::join!(intruder(&join), learner.joined());
@@ -169,4 +169,23 @@ async fn an_actor_that_is_not_listened_to_is_held_back_not_buffered() {
     assert!((1..=6).contains(&written), "{written} episodes of 16 MiB were taken");
     // What waits is still good.
     assert!(matches!(theirs.recv().await, Ok(FromActor::Episode { .. })));
+}
+
+#[tokio::test]
+async fn an_actor_that_does_not_listen_loses_its_link_instead_of_filling_a_queue() {
+    let mut learner = learner_with(|config| config.link.frame = SHORT);
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let ((connection, _send, _recv), theirs) = tokio::join!(intruder(&join), learner.joined());
+    let mut leases = group(1, 2);
+    leases.iter_mut().for_each(|lease| lease.task.prompt = "x".repeat(250_000));
+    let mut sent = 0;
+    let error = loop {
+        match theirs.sender().send(FromLearner::Grant(leases.clone())).await {
+            Ok(()) => sent += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LinkError::Violation(_)), "{error}");
+    assert!(sent < 300, "{sent} grants were queued");
+    expect_violation(&connection, "does not read").await;
 }

@@ -24,7 +24,7 @@ async fn another_learner_at_the_address_is_recognised() {
     let mut learner = learner();
     let mut join = learner.endpoint.join("127.0.0.1").expect("bound");
     join.learner = Digest::of(b"the learner that the actor wants");
-    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), quick());
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), times());
     let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
     let error = error.expect_err("wrong pin");
     assert!(matches!(error, ConnectError::WrongLearner { .. }), "{error}");
@@ -38,7 +38,7 @@ async fn a_wrong_secret_is_refused_and_says_what_to_do() {
     let mut learner = learner();
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     learner.endpoint.set_secret(Secret::generate().expect("randomness"));
-    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), quick());
+    let actor = ActorEndpoint::new(join, Identity::generate().expect("randomness"), times());
     let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
     let error = error.expect_err("wrong secret");
     assert!(matches!(error, ConnectError::WrongSecret { .. }), "{error}");
@@ -54,7 +54,7 @@ async fn raw(
     let endpoint = Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let crypto = tls::client(identity, tls::Pinned::new(join.learner)).expect("a client");
     let mut client = ClientConfig::new(Arc::new(crypto));
-    client.transport_config(socket::transport(&quick(), false));
+    client.transport_config(socket::transport(&times(), false));
     let learner = SocketAddr::from(([127, 0, 0, 1], join.port));
     endpoint.connect_with(client, learner, "rollcall").expect("an address").await
 }
@@ -138,7 +138,7 @@ async fn bytes_that_are_no_preamble_are_turned_away() {
 
 #[tokio::test]
 async fn a_peer_that_proves_nothing_is_dropped_in_time_and_has_no_room_meanwhile() {
-    let mut learner = learner();
+    let mut learner = learner_with(|config| config.link.join = SHORT);
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     let identity = Identity::generate().expect("made");
     let connection = raw(&join, Some(&identity)).await.expect("TLS lets any key in");
@@ -153,7 +153,7 @@ async fn a_peer_that_proves_nothing_is_dropped_in_time_and_has_no_room_meanwhile
     assert_eq!(learner.refused().await, JoinFailure::Slow(1));
     let closed: LinkError = connection.closed().await.into();
     assert!(matches!(closed, LinkError::Closed { code: CloseCode::Slow, .. }), "{closed}");
-    assert!(began.elapsed() < Duration::from_secs(3));
+    assert!(began.elapsed() < times().join);
 }
 
 type Field = fn(&mut ModelDigests) -> &mut Digest;
@@ -170,7 +170,6 @@ async fn another_checkpoint_is_refused_with_both_digests() {
         let actor = learner.actor();
         let mut other = hello();
         *field(&mut other.model) = Digest::of(b"other");
-        let began = Instant::now();
         let (error, failure) = tokio::join!(actor.connect(other), learner.refused());
         let error = error.expect_err("another checkpoint");
         let ConnectError::Refused(refused) = &error else { panic!("{error}") };
@@ -179,7 +178,6 @@ async fn another_checkpoint_is_refused_with_both_digests() {
         assert!(error.to_string().contains(word), "{error}");
         assert!(error.to_string().contains("copy of the learner's checkpoint"), "{error}");
         assert!(matches!(failure, JoinFailure::Refused(_)), "{failure}");
-        assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     }
 }
 
@@ -223,7 +221,7 @@ async fn a_port_in_use_and_a_host_without_address_have_their_own_lines() {
 
     let mut join = learner.endpoint.join("127.0.0.1").expect("bound");
     join.host = "no-such-host.invalid".to_owned();
-    let actor = ActorEndpoint::new(join.clone(), Identity::generate().expect("made"), quick());
+    let actor = ActorEndpoint::new(join.clone(), Identity::generate().expect("made"), times());
     let error = actor.connect(hello()).await.expect_err("no such host");
     assert!(matches!(error, ConnectError::Unresolvable { .. }), "{error}");
     assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
@@ -231,7 +229,7 @@ async fn a_port_in_use_and_a_host_without_address_have_their_own_lines() {
     let nobody = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     join.host = "127.0.0.1".to_owned();
     join.port = nobody.local_addr().expect("bound").port();
-    let config = LinkConfig { reach: Duration::from_millis(300), ..quick() };
+    let config = LinkConfig { reach: Duration::from_millis(300), ..times() };
     let actor = ActorEndpoint::new(join, Identity::generate().expect("made"), config);
     let error = actor.connect(hello()).await.expect_err("nobody there");
     assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
@@ -248,7 +246,10 @@ async fn under_load_an_actor_shows_its_address_first_and_joins() {
 
 #[tokio::test]
 async fn strangers_who_only_connect_are_bounded_and_an_actor_gets_in_after_them() {
-    let mut learner = learner_with(|config| config.max_joining = 8);
+    let mut learner = learner_with(|config| {
+        config.max_joining = 8;
+        config.link.join = Duration::from_secs(3);
+    });
     let (_first, working, mut ours) = learner.pair().await;
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     let stranger = Identity::generate().expect("made");
@@ -268,7 +269,7 @@ async fn strangers_who_only_connect_are_bounded_and_an_actor_gets_in_after_them(
     let actor = learner.actor();
     let error = actor.connect(hello()).await.expect_err("too many at once");
     assert!(error.may_retry(), "{error}");
-    tokio::time::sleep(quick().join + Duration::from_millis(200)).await;
+    tokio::time::sleep(Duration::from_millis(3200)).await;
     let (link, ours) = tokio::join!(actor.connect(hello()), async {
         loop {
             if let Some(Arrival::Joined(link)) = learner.endpoint.accept().await {
@@ -287,21 +288,22 @@ fn fake_learner(identity: &Identity) -> Endpoint {
     Endpoint::server(server, SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port")
 }
 
-fn actor_of(fake: &Endpoint, identity: &Identity) -> ActorEndpoint {
+fn actor_of(fake: &Endpoint, identity: &Identity, reach: Duration) -> ActorEndpoint {
     let join = Join {
         host: "127.0.0.1".to_owned(),
         port: fake.local_addr().expect("bound").port(),
         learner: identity.fingerprint(),
         secret: Secret::generate().expect("made"),
     };
-    ActorEndpoint::new(join, Identity::generate().expect("made"), quick())
+    let config = LinkConfig { reach, ..times() };
+    ActorEndpoint::new(join, Identity::generate().expect("made"), config)
 }
 
 #[tokio::test]
 async fn a_learner_of_another_version_is_understood() {
     let identity = Identity::generate().expect("made");
     let fake = fake_learner(&identity);
-    let actor = actor_of(&fake, &identity);
+    let actor = actor_of(&fake, &identity, times().reach);
     let serve = async {
         let connection = fake.accept().await.expect("asked").await.expect("TLS");
         let _preamble = connection.accept_uni().await.expect("the first stream");
@@ -321,7 +323,7 @@ async fn a_learner_of_another_version_is_understood() {
 async fn a_learner_that_says_nothing_or_nonsense_does_not_hold_its_actor() {
     let identity = Identity::generate().expect("made");
     let fake = fake_learner(&identity);
-    let actor = actor_of(&fake, &identity);
+    let actor = actor_of(&fake, &identity, SHORT);
     let silent = async {
         let connection = fake.accept().await.expect("asked").await.expect("TLS");
         connection.closed().await
@@ -329,8 +331,9 @@ async fn a_learner_that_says_nothing_or_nonsense_does_not_hold_its_actor() {
     let began = Instant::now();
     let (error, _) = tokio::join!(actor.connect(hello()), silent);
     assert!(matches!(error, Err(ConnectError::NoAnswer { .. })), "{error:?}");
-    assert!(began.elapsed() < quick().reach + Duration::from_secs(1));
+    assert!(began.elapsed() < times().reach);
 
+    let actor = actor_of(&fake, &identity, times().reach);
     let nonsense = async {
         let connection = fake.accept().await.expect("asked").await.expect("TLS");
         let (mut send, _recv) = connection.accept_bi().await.expect("the control stream");

@@ -167,11 +167,11 @@ async fn a_peer_that_dies_is_noticed_and_its_leases_are_known() {
 
 #[tokio::test]
 async fn a_peer_that_falls_silent_is_noticed_within_the_idle_time() {
-    let mut learner = learner();
+    let mut learner = learner_with(|config| config.link.idle = 2 * SHORT);
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     // The actor lives in a runtime of its own that is stopped dead: no close is sent.
     let runtime = tokio::runtime::Runtime::new().expect("threads");
-    let other = ActorEndpoint::new(join, Identity::generate().expect("made"), quick());
+    let other = ActorEndpoint::new(join, Identity::generate().expect("made"), times());
     let (link, mut ours) =
         tokio::join!(runtime.spawn(async move { other.connect(hello()).await }), learner.joined());
     let link = link.expect("no panic").expect("welcome");
@@ -179,16 +179,16 @@ async fn a_peer_that_falls_silent_is_noticed_within_the_idle_time() {
     let began = Instant::now();
     let error = ours.recv().await.expect_err("silent");
     assert_eq!(error, LinkError::TimedOut);
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert!(began.elapsed() < times().idle, "{:?}", began.elapsed());
     // Dropping needs the runtime's clock no more.
     drop(link);
 }
 
 #[tokio::test]
 async fn a_quiet_link_stays_up() {
-    let mut learner = learner();
+    let mut learner = learner_with(|config| config.link.idle = 2 * SHORT);
     let (_actor, theirs, mut ours) = learner.pair().await;
-    sleep(quick().idle + Duration::from_millis(500)).await;
+    sleep(3 * SHORT).await;
     theirs.sender().ready(1).await.expect("live");
     assert!(ours.recv().await.is_ok());
 }
@@ -254,7 +254,7 @@ async fn an_actor_learns_at_once_that_its_learner_was_killed_and_started_again()
     let config = || {
         let admission = Admission { model: model(), welcome: welcome() };
         let mut config = LearnerConfig::new(admission, Arc::new(AdapterShelf::default()));
-        config.link = quick();
+        config.link = times();
         config.link.idle = Duration::from_secs(60);
         config
     };
@@ -264,7 +264,7 @@ async fn an_actor_learns_at_once_that_its_learner_was_killed_and_started_again()
     });
     let mut killed = learner.await.expect("no panic");
     let join = killed.join("127.0.0.1").expect("bound");
-    let link = LinkConfig { idle: Duration::from_secs(60), ..quick() };
+    let link = LinkConfig { idle: Duration::from_secs(60), ..times() };
     let actor = ActorEndpoint::new(join, Identity::generate().expect("made"), link);
     let (theirs, arrival) = tokio::join!(actor.connect(hello()), killed.accept());
     let mut theirs = theirs.expect("welcome");
@@ -278,7 +278,7 @@ async fn an_actor_learns_at_once_that_its_learner_was_killed_and_started_again()
     let began = Instant::now();
     let error = theirs.recv().await.expect_err("another process");
     assert_eq!(error, LinkError::Reset);
-    assert!(error.may_retry() && began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(error.may_retry() && began.elapsed() < times().idle, "{:?}", began.elapsed());
     let (back, _ours) = tokio::join!(actor.connect(hello()), learner.accept());
     back.expect("welcome back");
 }
