@@ -39,8 +39,10 @@ pub struct Plan {
     pub model: CheckpointDigests,
     /// Ids that the model has.
     pub vocabulary: u32,
-    /// Family of the model and its longest sequence.
-    pub architecture: (&'static str, usize),
+    /// Family of the model.
+    pub architecture: &'static str,
+    /// Its longest sequence, in ids.
+    pub max_positions: usize,
     /// How conversations become ids.
     pub format: Arc<ChatFormat>,
     /// What the environment says about itself.
@@ -119,7 +121,8 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         run,
         model,
         vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
-        architecture: (config.architecture.name(), config.max_positions),
+        architecture: config.architecture.name(),
+        max_positions: config.max_positions,
         format,
         environment,
         train,
@@ -179,9 +182,9 @@ impl Plan {
                 path: recipe.model.path.clone(),
                 sha256: self.model.all,
                 weights_sha256: self.model.weights,
-                architecture: self.architecture.0.into(),
+                architecture: self.architecture.into(),
                 vocabulary: self.vocabulary,
-                max_positions: self.architecture.1,
+                max_positions: self.max_positions,
             },
             dataset: dataset(&recipe.dataset, &self.train),
             evaluation_dataset: recipe

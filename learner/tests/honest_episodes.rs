@@ -2,7 +2,11 @@
 
 mod support;
 
+use std::{path::PathBuf, sync::Arc};
+
+use environments::ToolSpec;
 use learner::{audit::check_group, reward::RewardProtocol};
+use policy::chat::{ChatFormat, ChatOptions};
 use policy::episode_script::EpisodeLimits;
 use protocol::{CallKind, EpisodeEnd, LeaseId, OnMalformed, Split, Task};
 use serde_json::json;
@@ -230,4 +234,86 @@ fn a_whole_group_belongs_together_and_a_mixed_one_does_not() {
     assert_eq!(code(2, &[&a, &with(|e| e.task.push('x'))]), "group_tasks");
     let other = with(|e| e.policy = protocol::PolicyDigest(protocol::Digest::of(b"other")));
     assert_eq!(code(2, &[&a, &other]), "group_policies");
+}
+
+#[test]
+fn milestones_of_the_office_are_rewarded_by_the_learners_own_replay() {
+    let limits = EpisodeLimits {
+        max_tool_rounds: 8,
+        max_completion: 4000,
+        on_malformed: OnMalformed::Observe,
+    };
+    let office = json!({"name": "office"});
+    let world = World::with(office, limits, RewardProtocol::TrustedMilestonesV1);
+    let task = Task {
+        id: "order-417".into(),
+        prompt: "What is the total of order 417? ".into(),
+        fields: r#"{"split":"train","question":"total","orders":[417]}"#.into(),
+        split: Split::Train,
+    };
+    let lease = world.lease_of(task, LeaseId { group: 0, generation: 0 }, 5);
+    let expert = environments::office::expert(&lease.task).expect("a question");
+    let mut solved = Vec::new();
+    let key = environments::EpisodeKey::from(&lease);
+    environments::play(&world.environment, key, 8, |reset, rows| {
+        let chosen = expert(reset, rows)?;
+        solved.push(text(&call(&chosen.tool, json!(chosen.arguments))));
+        Some(chosen)
+    })
+    .expect("no fault");
+    let reward = |turns: &[Say]| {
+        let episode = world.play(&lease, turns);
+        let audited = world.accept(&episode, &lease);
+        (audited.reward.training_reward, audited.reward.strict_reward)
+    };
+    assert_eq!(reward(&solved), (1.0, 1.0));
+    assert_eq!(reward(&[solved[0].clone(), text("no")]), (0.15, 0.0));
+    let wrong = text(&call("lookup", json!({"order": 999_999})));
+    let (training, strict) = reward(&[wrong, solved[0].clone(), text("no")]);
+    assert!((training - 0.10).abs() < 1e-12 && strict == 0.0, "{training}");
+    assert_eq!(reward(&[text("It is 12.")]), (0.0, 0.0), "claims earn nothing");
+}
+
+#[test]
+fn honest_episodes_of_real_tokenizers_and_templates_are_accepted() {
+    let data = std::env::var_os("ROLLCALL_DATA").map_or_else(
+        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data"),
+        PathBuf::from,
+    );
+    let Ok(found) = std::fs::read_dir(data.join("tokenizers")) else {
+        eprintln!("skipped: there are no tokenizers under {}", data.display());
+        return;
+    };
+    for entry in found {
+        let dir = entry.expect("an entry").path();
+        let base = guess();
+        for thinking in [true, false] {
+            let tools = base.environment.tools().expect("opens");
+            let options = ChatOptions {
+                tools: tools.iter().map(ToolSpec::to_json).collect(),
+                kwargs: json!({"enable_thinking": thinking})
+                    .as_object()
+                    .cloned()
+                    .unwrap_or_default(),
+                ..ChatOptions::default()
+            };
+            let format = ChatFormat::load(&dir, options).expect("a format");
+            let opens_think = format.opens_think();
+            let mut terms = base.auditor.terms().clone();
+            terms.format = Arc::new(format);
+            terms.vocabulary = 1 << 20;
+            let world = World::of(terms);
+            for seed in 0..8 {
+                let lease = world.lease(seed, 0, seed);
+                // A turn that starts inside of a thought must end it before it can call.
+                let turns = match opens_think {
+                    true => vec![text("I wonder, 5 perhaps.")],
+                    false => world.bisection(&lease),
+                };
+                let episode = world.play(&lease, &turns);
+                assert!(opens_think || !episode.trace.is_empty(), "{}", dir.display());
+                world.accept(&episode, &lease);
+            }
+        }
+    }
 }

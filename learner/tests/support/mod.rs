@@ -13,7 +13,7 @@ use learner::{
     reward::RewardProtocol,
 };
 use policy::{
-    chat::{ChatFormat, ChatOptions},
+    chat::{ChatFormat, ChatOptions, Dialect},
     episode_script::{EpisodeLimits, EpisodeScript},
 };
 use protocol::{
@@ -189,6 +189,10 @@ impl World {
     fn say(&self, say: &Say, budget: u32) -> (Vec<u32>, FinishReason) {
         let written = match say {
             Say::Text(text) | Say::Cut(text) => text.clone(),
+            Say::Guess(value) if self.format.dialect() == Dialect::FunctionTags => format!(
+                "<tool_call>\n<function=guess>\n<parameter=value>\n{value}\n</parameter>\n\
+                 </function>\n</tool_call>"
+            ),
             Say::Guess(value) => call("guess", json!({"value": value})),
         };
         let mut ids = self.format.turn(&written).expect("encodes");
