@@ -8,7 +8,7 @@ use burn::{
 };
 
 use super::{
-    decoder::Decoder, error::ModelError, random::Uniform, target::TargetModules,
+    decoder::Decoder, error::ModelError, random::Draws, target::TargetModules,
     weights::LinearInfo,
 };
 
@@ -80,7 +80,7 @@ impl Adapter {
         let device = decoder.device();
         let make = |linear: &LinearInfo| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
-            let a = Uniform::new("rollcall-lora-init-v1", seed, &linear.path)
+            let a = Draws::new("rollcall-lora-init-v1", seed, &linear.path)
                 .within(config.r * linear.inputs, bound);
             Lora {
                 lora_a: matrix(a, config.r, device),

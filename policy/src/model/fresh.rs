@@ -13,7 +13,7 @@ use super::{
     config::ModelConfig,
     decoder::Decoder,
     error::ModelError,
-    random::Uniform,
+    random::Draws,
     weights::{Source, Weights},
 };
 
@@ -36,7 +36,7 @@ impl Source for Fresh<'_> {
     }
 
     fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>, Self::Error> {
-        let values = Uniform::new("rollcall-weight-init-v1", self.seed, name)
+        let values = Draws::new("rollcall-weight-init-v1", self.seed, name)
             .normals(shape[0] * shape[1], SPREAD);
         Ok(Tensor::from_data(TensorData::new(values, shape), (self.device, DType::F32)))
     }
