@@ -74,8 +74,9 @@ fn score_times(vocab: usize) {
         for round in 0..=rounds {
             let plain = score::log_probs(&decoder, None, &batch, &config).expect("scores");
             let (start, before) = (Instant::now(), cpu_seconds());
-            let tape = score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config)
-                .expect("a tape");
+            let tape =
+                score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config)
+                    .expect("a tape");
             let forward = start.elapsed();
             let dlogp: Vec<Vec<f32>> =
                 plain.log_probs.iter().map(|row| vec![-0.001; row.len()]).collect();

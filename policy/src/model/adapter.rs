@@ -8,8 +8,7 @@ use burn::{
 };
 
 use super::{
-    decoder::Decoder, error::ModelError, random::Draws, target::TargetModules,
-    weights::LinearInfo,
+    decoder::Decoder, error::ModelError, random::Draws, target::TargetModules, weights::LinearInfo,
 };
 
 /// The settings of an adapter, as in PEFT's `LoraConfig`.

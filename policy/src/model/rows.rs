@@ -23,6 +23,8 @@ pub(crate) struct RowTable {
 
 impl RowTable {
     pub(crate) fn new(capacity: usize) -> Self {
+        // Rows are numbered in 32 bits.
+        let capacity = capacity.min(i32::MAX as usize);
         Self { sequences: BTreeMap::new(), next: 0, users: Vec::new(), free: Vec::new(), capacity }
     }
 

@@ -10,7 +10,7 @@ use super::{
     panels::{Chunk, Panels, W, multiply_add},
     store::{BlockShape, Past},
 };
-use crate::simd::{MulAdd, Vectorized, vectorized};
+use crate::simd::{MulAdd, Vectorized, exp, vectorized};
 
 /// Rows that the kernel takes at a time.
 const TILE: usize = 6;
@@ -226,7 +226,7 @@ fn softmax(scores: &mut [Chunk], seen: usize) -> f32 {
     for chunk in scores.iter_mut() {
         for i in 0..W {
             // A hidden score is −∞: exp gives a tiny number there, and it must be 0.
-            let weight = ops::exp(chunk[i] - max);
+            let weight = exp(chunk[i] - max);
             chunk[i] = if chunk[i] == f32::NEG_INFINITY { 0.0 } else { weight };
             sum[i] += chunk[i];
         }

@@ -1,26 +1,7 @@
 //! The elementwise and row-wise parts of a layer, on panels and on single heads.
 
 use super::panels::{Chunk, Panels, W};
-use crate::simd::{MulAdd, Vectorized, vectorized};
-
-/// exp(x) in f32 to within 2 ulp for |x| ≤ 87; beyond it stays at exp(±87). NaN stays NaN.
-#[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
-    // 1.5 · 2²³: adding it rounds to an integer and leaves that integer in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    let x = if x < -87.0 { -87.0 } else { x };
-    let x = if x > 87.0 { 87.0 } else { x };
-    let shifted = x * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
-    let r = (x - n * LN2_HIGH) - n * LN2_LOW;
-    let mut sum = 1.0 / 5_040.0;
-    for inverse in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        sum = sum * r + inverse;
-    }
-    sum * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
-}
+use crate::simd::{MulAdd, Vectorized, exp, vectorized};
 
 /// `to = x / rms(x) · weight` for each row.
 pub(super) fn rms_norm(x: &Panels, weight: &[Chunk], width: usize, eps: f32, to: &mut Panels) {

@@ -8,11 +8,11 @@ use rayon::prelude::*;
 use super::{
     super::layout::Layout,
     mat::Mat,
-    math::{dot, exp, exp_sum, largest},
+    math::{dot, exp_sum, largest},
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, vectorized},
+    simd::{MulAdd, Vectorized, exp, vectorized},
 };
 
 /// Queries of a block.

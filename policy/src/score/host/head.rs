@@ -6,11 +6,11 @@ use rayon::prelude::*;
 use super::{
     super::{ScoreConfig, head::HeadOutput, head::chunk},
     mat::Mat,
-    math::{dot, exp, exp_sum, largest},
+    math::{dot, exp_sum, largest},
 };
 use crate::{
     model::{Decoder, ModelError},
-    simd::{MulAdd, Vectorized, vectorized},
+    simd::{MulAdd, Vectorized, exp, vectorized},
 };
 
 /// Scores, and each position's log-sum-exp for the backward pass.

@@ -4,11 +4,11 @@ use rayon::prelude::*;
 
 use super::{
     mat::{Mat, rows_per_task},
-    math::{dot, dot3, exp},
+    math::{dot, dot3},
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, vectorized},
+    simd::{MulAdd, Vectorized, exp, vectorized},
 };
 
 /// Rows whose weight gradients are summed before they are added to the others: fixed, so that sums do
