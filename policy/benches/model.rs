@@ -1,5 +1,5 @@
 //! Times of scoring, updating and decoding with random weights, run by hand:
-//! `cargo bench -p policy --bench model -- score` (or `decode`, or nothing for all). Prints numbers,
+//! `cargo bench -p policy --bench model -- score` (or `score-plain`, `score-large`, `decode`, or nothing for all). Prints numbers,
 //! passes no judgement.
 
 use std::time::Instant;
@@ -60,12 +60,13 @@ fn cpu_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-/// A group of 8 completions of 100 ids after a prompt of 250.
-fn score_times(vocab: usize) {
+/// Rows of `len` ids after a shared prompt: the update of one group.
+fn score_times(vocab: usize, prompt: usize, rows: usize, len: usize) {
     let decoder = decoder(256, 4, vocab);
     let mut adapter = adapter(&decoder);
-    let row = |r| ScoreRow { ids: ids(100, r, vocab), scored: vec![true; 100] };
-    let batch = ScoreBatch { prefix: ids(250, 99, vocab), rows: (1..9).map(row).collect() };
+    let scored: Vec<bool> = (0..len).map(|i| i > 0 || prompt > 0).collect();
+    let row = |r| ScoreRow { ids: ids(len, r, vocab), scored: scored.clone() };
+    let batch = ScoreBatch { prefix: ids(prompt, 99, vocab), rows: (1..=rows).map(row).collect() };
     let mut optimizer = Optimizer::new(AdamWSettings::default());
     for checkpointing in [false, true] {
         let config = ScoreConfig { checkpointing, ..Default::default() };
@@ -94,7 +95,7 @@ fn score_times(vocab: usize) {
             }
         }
         println!(
-            "score vocab {vocab} checkpointing {checkpointing}: best update {:.0} ms, {:.0} ms of \
+            "score vocab {vocab} {rows}x{len} after {prompt} checkpointing {checkpointing}: best update {:.0} ms, {:.0} ms of \
              processor time on average",
             best * 1e3,
             processor / f64::from(rounds) * 1e3
@@ -140,10 +141,13 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let on = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
     if on("score") {
-        score_times(1026);
+        score_times(1026, 250, 8, 100);
+    }
+    if on("score-plain") {
+        score_times(1026, 0, 8, 256);
     }
     if on("score-large") {
-        score_times(151_669);
+        score_times(151_669, 250, 8, 100);
     }
     if on("decode") {
         decode_times(64, 2, 300);

@@ -5,10 +5,14 @@ mod support;
 
 use burn::tensor::DType;
 use policy::{
-    model::{Adapter, Decoder, Feed, FullInput, KvCache},
-    score::{self, ScoreBatch, ScoreConfig, ScoreRow, Trainable},
+    device::DeviceChoice,
+    model::{
+        Adapter, Checkpoint, Decoder, Feed, FullInput, KvCache, LoadDtype, LoraConfig,
+        TargetModules,
+    },
+    score::{self, Parameters, ScoreBatch, ScoreConfig, ScoreRow, Trainable},
 };
-use support::{base_of, close, folders, goldens, load, values};
+use support::{base_of, close, folders, goldens, load, own_root, values};
 
 /// Of max |value|: f32 rounding; in bf16 transformers' own eager and fused attention differ by 1.4e-2.
 fn tolerance(decoder: &Decoder) -> f64 {
@@ -142,5 +146,43 @@ fn adapters_give_the_logits_and_gradients_of_peft() {
         for (key, expected) in expected {
             close(key, &gradients.values(key).unwrap(), &expected.values, tolerance(&decoder));
         }
+    }
+}
+
+#[test]
+fn half_precision_bases_train_adapters_like_f32_ones() {
+    let device = DeviceChoice::Cpu.open().unwrap();
+    for name in ["qwen3-bf16", "llama-f16"] {
+        let checkpoint = Checkpoint::open(own_root().join("checkpoints").join(name)).unwrap();
+        let settings = LoraConfig {
+            r: 3,
+            alpha: 6.0,
+            target_modules: TargetModules::AllLinear,
+            use_rslora: false,
+        };
+        let row = |salt: u32| ScoreRow {
+            ids: (0..9).map(|i| (i * 5 + salt) % 48).collect(),
+            scored: vec![true; 9],
+        };
+        let batch = ScoreBatch { prefix: vec![3, 1, 4, 1, 5], rows: vec![row(1), row(2)] };
+        let run = |dtype| {
+            let decoder = checkpoint.load(&device, dtype).unwrap();
+            let mut adapter = Adapter::init(&settings, &decoder, 1).unwrap();
+            adapter.update(&mut |name, value| match name.contains("lora_B") {
+                true => value.add_scalar(0.05),
+                false => value,
+            });
+            let config = ScoreConfig::default();
+            let tape =
+                score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config);
+            let tape = tape.unwrap();
+            let log_probs = tape.log_probs().concat();
+            let (_, dlogp) = mean_loss(tape.log_probs());
+            (log_probs, tape.backward(&dlogp).unwrap().flatten().unwrap())
+        };
+        let (half, full) = (run(LoadDtype::File), run(LoadDtype::F32));
+        let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<_>>();
+        close(&format!("{name} log-probs"), &half.0, &wide(full.0), 3e-2);
+        close(&format!("{name} gradients"), &half.1, &wide(full.1), 5e-2);
     }
 }
