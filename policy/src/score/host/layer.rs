@@ -39,6 +39,8 @@ pub(super) struct Saved {
     up: Mat,
     /// Inputs times A, by slot.
     low: [Option<Mat>; 7],
+    /// The rows that went on after the attention, where not all did.
+    kept: Option<Vec<u32>>,
 }
 
 /// Sizes and positions that all layers share.
@@ -104,8 +106,14 @@ impl Layer {
         })
     }
 
-    /// The layer's output and what [`Layer::backward`] needs.
-    pub(super) fn forward(&self, frame: Frame<'_>, x: Mat) -> Result<(Mat, Saved), ModelError> {
+    /// The layer's output and what [`Layer::backward`] needs. Where `kept` lists rows, only those are
+    /// computed beyond the attention: the last layer's other rows serve nobody.
+    pub(super) fn forward(
+        &self,
+        frame: Frame<'_>,
+        x: Mat,
+        kept: Option<&[u32]>,
+    ) -> Result<(Mat, Saved), ModelError> {
         let eps = frame.decoder.config().norm_eps as f32;
         let [q, k, v, o, gate, up, down] = &self.projections;
         let (mut h, input_scale) = rms_norm(&x, &self.input_norm, eps)?;
@@ -116,9 +124,13 @@ impl Layer {
             frame.heads(self.k_norm.as_deref(), false).forward(&k.y)?,
             frame.values().forward(&v.y)?,
         )?;
+        let residual = kept.map(|rows| x.pick(rows)).transpose()?;
+        if let Some(rows) = kept {
+            out = out.pick(rows)?;
+        }
         let o = o.forward(&mut out)?;
         let mut middle = o.y;
-        middle.add(&x)?;
+        middle.add(residual.as_ref().unwrap_or(&x))?;
         let (mut h, post_scale) = rms_norm(&middle, &self.post_norm, eps)?;
         let (gate, up) = (gate.forward(&mut h)?, up.forward(&mut h)?);
         drop(h);
@@ -128,8 +140,22 @@ impl Layer {
         y.add(&middle)?;
         let low = [q.z, k.z, v.z, o.z, gate.z, up.z, down.z];
         let (q, k, v, gate, up) = (q.y, k.y, v.y, gate.y, up.y);
-        let saved =
-            Saved { x, input_scale, q, k, v, attention, out, middle, post_scale, gate, up, low };
+        let kept = kept.map(<[u32]>::to_vec);
+        let saved = Saved {
+            x,
+            input_scale,
+            q,
+            k,
+            v,
+            attention,
+            out,
+            middle,
+            post_scale,
+            gate,
+            up,
+            low,
+            kept,
+        };
         Ok((y, saved))
     }
 
@@ -165,8 +191,12 @@ impl Layer {
         let dnorm = rms_norm_backward(&middle, &self.post_norm, &post_scale, &dh, &mut dy, base)?;
         sink.vector(format!("{}.post_attention_layernorm.weight", self.prefix), dnorm);
 
-        let (dout, dz) = po.input(&mut dy)?;
+        let (mut dout, dz) = po.input(&mut dy)?;
         po.weights(&mut out, zo, &mut dy, dz, sink)?;
+        if let Some(rows) = &saved.kept {
+            dout = dout.spread(rows, x.rows)?;
+            dy = dy.spread(rows, x.rows)?;
+        }
         let c = frame.decoder.config();
         let dout = to_heads(&dout, c.kv_heads, c.head_dim)?;
         let heads = frame.attention().backward(attention, dout)?;

@@ -85,6 +85,25 @@ impl Mat {
         self.lend(|x| other.lend(|y| x.clone().transpose().matmul(y.clone())))?
     }
 
+    /// Rows `rows`, in that order.
+    pub(super) fn pick(&self, rows: &[u32]) -> Result<Self, ModelError> {
+        let (values, cols) = (self.read()?, self.cols);
+        let picked = rows.iter().flat_map(|&row| &values[row as usize * cols..][..cols]);
+        Ok(Self::new(picked.copied().collect(), rows.len(), cols))
+    }
+
+    /// The transpose of [`Mat::pick`]: each row added to row `rows[i]` of `height` rows, in order.
+    pub(super) fn spread(&self, rows: &[u32], height: usize) -> Result<Self, ModelError> {
+        let cols = self.cols;
+        let mut sum = Self::zeros(height, cols);
+        let to = sum.write()?;
+        for (&row, from) in rows.iter().zip(self.read()?.chunks_exact(cols)) {
+            let to = &mut to[row as usize * cols..][..cols];
+            to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        }
+        Ok(sum)
+    }
+
     /// Adds another matrix of the same shape.
     pub(super) fn add(&mut self, other: &Self) -> Result<(), ModelError> {
         let rows = rows_per_task(self.cols);

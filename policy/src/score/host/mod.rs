@@ -66,11 +66,13 @@ pub(super) fn score(
     let layout = Layout::new(decoder, batch)?;
     let rope = decoder.rope_at(&layout.positions);
     let frame = Frame { decoder, layout: &layout, rope: &rope };
+    let (ends, layers) = (Ends::new(&layout), decoder.config().layers);
     let mut x = Mat::from_tensor(decoder.embed(&layout.ids), decoder.config().hidden)?;
-    for index in 0..decoder.config().layers {
-        (x, _) = Layer::new(decoder, adapter, index)?.forward(frame, x)?;
+    for index in 0..layers {
+        let layer = Layer::new(decoder, adapter, index)?;
+        (x, _) = layer.forward(frame, x, ends.of(index, layers))?;
     }
-    let last = pick(&x, &layout.predictors)?;
+    let last = x.pick(&ends.predictors)?;
     let (normed, _) = final_norm(decoder, &last)?;
     let scored = head::forward(decoder, &normed, &layout.targets, config)?;
     Ok(scored.output.split(&layout))
@@ -81,11 +83,29 @@ fn final_norm(decoder: &Decoder, x: &Mat) -> Result<(Mat, Vec<f32>), ModelError>
     rms_norm(x, &weight, decoder.config().norm_eps as f32)
 }
 
-/// Rows `rows` of `x`.
-fn pick(x: &Mat, rows: &[u32]) -> Result<Mat, ModelError> {
-    let (values, cols) = (x.read()?, x.cols);
-    let picked = rows.iter().flat_map(|&row| &values[row as usize * cols..][..cols]);
-    Ok(Mat::new(picked.copied().collect(), rows.len(), cols))
+/// Which rows the last layer must give, and which of those predicts each scored id.
+struct Ends {
+    kept: Option<Vec<u32>>,
+    predictors: Vec<u32>,
+}
+
+impl Ends {
+    fn new(layout: &Layout) -> Self {
+        let mut kept = layout.predictors.clone();
+        kept.sort_unstable();
+        kept.dedup();
+        if kept.is_empty() {
+            return Self { kept: None, predictors: Vec::new() };
+        }
+        let place = |row| kept.partition_point(|k| k < row) as u32;
+        let predictors = layout.predictors.iter().map(place).collect();
+        Self { kept: Some(kept), predictors }
+    }
+
+    /// What layer `index` of `layers` keeps.
+    fn of(&self, index: usize, layers: usize) -> Option<&[u32]> {
+        self.kept.as_deref().filter(|_| index + 1 == layers)
+    }
 }
 
 impl HostTape {
@@ -104,13 +124,14 @@ impl HostTape {
             .collect::<Result<_, _>>()?;
         let mut saved = Vec::with_capacity(layers.len());
         let mut x = Mat::from_tensor(decoder.embed(&layout.ids), decoder.config().hidden)?;
-        for layer in &layers {
+        let ends = Ends::new(&layout);
+        for (index, layer) in layers.iter().enumerate() {
             let input = config.checkpointing.then(|| x.copy()).transpose()?;
-            let (y, all) = layer.forward(frame, x)?;
+            let (y, all) = layer.forward(frame, x, ends.of(index, layers.len()))?;
             saved.push(input.map_or_else(|| Kept::All(Box::new(all)), Kept::Input));
             x = y;
         }
-        let last = pick(&x, &layout.predictors)?;
+        let last = x.pick(&ends.predictors)?;
         let (normed, scales) = final_norm(decoder, &last)?;
         let scored = head::forward(decoder, &normed, &layout.targets, config)?;
         let scores = scored.output.split(&layout);
@@ -152,34 +173,22 @@ impl HostTape {
         let mut dlast = Mat::zeros(last.rows, last.cols);
         let dnorm = rms_norm_backward(&last, &weight, &scales, &dnormed, &mut dlast, base)?;
         sink.vector("model.norm.weight".into(), dnorm);
-        let mut dx = Mat::zeros(layout.ids.len(), last.cols);
-        scatter(&mut dx, &dlast, &layout.predictors)?;
+        let ends = Ends::new(&layout);
+        let height = ends.kept.as_ref().map_or(layout.ids.len(), Vec::len);
+        let mut dx = dlast.spread(&ends.predictors, height)?;
         let frame = Frame { decoder: &decoder, layout: &layout, rope: &rope };
         for (index, (layer, kept)) in layers.iter().zip(saved).enumerate().rev() {
             let saved = match kept {
                 Kept::All(saved) => *saved,
-                Kept::Input(x) => layer.forward(frame, x)?.1,
+                Kept::Input(x) => layer.forward(frame, x, ends.of(index, layers.len()))?.1,
             };
             dx = layer.backward(frame, saved, dx, base || index > 0, sink)?;
         }
         if base {
             let c = decoder.config();
-            let mut dembed = Mat::zeros(c.vocab, c.hidden);
-            scatter(&mut dembed, &dx, &layout.ids)?;
-            let dembed = dembed.into_tensor([c.vocab, c.hidden]);
+            let dembed = dx.spread(&layout.ids, c.vocab)?.into_tensor([c.vocab, c.hidden]);
             sink.gradients.insert("model.embed_tokens.weight".into(), dembed);
         }
         Ok(gradients)
     }
-}
-
-/// Adds each row of `from` to row `rows[i]` of `to`, in order.
-fn scatter(to: &mut Mat, from: &Mat, rows: &[u32]) -> Result<(), ModelError> {
-    let cols = from.cols;
-    let to = to.write()?;
-    for (&row, from) in rows.iter().zip(from.read()?.chunks_exact(cols)) {
-        let to = &mut to[row as usize * cols..][..cols];
-        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-    }
-    Ok(())
 }
