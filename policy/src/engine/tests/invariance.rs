@@ -1,5 +1,7 @@
 //! A rollout is the same whoever is beside it.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::{
     engine::{
@@ -162,5 +164,32 @@ fn each_lease_has_its_own_noise() {
     let results = play(&mut engine, &group);
     for (i, a) in results.iter().enumerate() {
         assert!(results.iter().skip(i + 1).all(|b| ids_of(a) != ids_of(b)));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Whatever the limits and the arrivals: the same bits.
+    #[test]
+    fn limits_and_arrivals_change_no_result(
+        max_batch in 1usize..8,
+        max_tokens in 112usize..400,
+        prefill_chunk in 1usize..64,
+        starts in prop::collection::vec(0usize..30, 6),
+    ) {
+        let names = ["base", "a", "b"];
+        // Every second one has the prompt of the one before.
+        let rollout = |i: usize| {
+            let twin = Rollout::new(names[i / 2 % 3], i as u32 / 2 * 2);
+            Rollout { key: key(&format!("lease {i}")), ..twin }
+        };
+        let limits = EngineConfig { max_batch, max_tokens, prefill_chunk, pass: Pass::Auto };
+        let rollouts: Vec<_> = starts.iter().enumerate().map(|(i, &s)| (s, rollout(i))).collect();
+        let found = play(&mut engine(qwen3(), limits), &rollouts);
+        for (i, found) in found.iter().enumerate() {
+            let alone = alone(qwen3(), super::limits(Pass::Auto), &rollout(i));
+            prop_assert_eq!(contents(found), alone);
+        }
     }
 }
