@@ -1,8 +1,8 @@
 //! Runs plain Rust loops compiled for the processor's vector instructions.
 //!
 //! The release targets a baseline x86-64, where the compiler may use 128-bit registers only. Code
-//! that is reached through [`vectorized`] is compiled a second time with AVX2 and FMA and chosen at
-//! run time. Floating-point operations are neither contracted nor reordered by that: loops that do
+//! that is reached through [`vectorized`] is compiled again with AVX2 and FMA (and, with the feature
+//! `avx512`, once more with AVX-512) and chosen at run time. Floating-point operations are neither contracted nor reordered by that: loops that do
 //! not ask for [`MulAdd`] give the same bits on every processor.
 
 /// Calls `op` with the widest instructions that this processor has.
@@ -10,6 +10,10 @@
 /// `op` and what it calls must be `#[inline(always)]` to be compiled along with the caller.
 #[inline]
 pub(crate) fn vectorized<Op: Vectorized>(op: Op) -> Op::Output {
+    #[cfg(all(target_arch = "x86_64", feature = "avx512"))]
+    if let Some(v4) = pulp::x86::V4::try_new() {
+        return pulp::Simd::vectorize(v4, Wide(op));
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(v3) = pulp::x86::V3::try_new() {
         return pulp::Simd::vectorize(v3, Wide(op));

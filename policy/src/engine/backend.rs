@@ -51,6 +51,15 @@ pub(super) trait Backend: Send {
         policy: &PolicyDigest,
         feeds: &[SlotFeed<'_>],
     ) -> Result<Rows, ModelError>;
+
+    /// Multiply-adds of a pass over `ids` ids that this thread would share with others; 0 where the
+    /// work is done elsewhere.
+    fn cost(&self, _ids: usize) -> usize {
+        0
+    }
+
+    /// Takes back rows that are no longer needed, to use their memory again.
+    fn recycle(&mut self, _rows: Rows) {}
 }
 
 /// Rows of logits, one for each feed that asked for them, in their order.

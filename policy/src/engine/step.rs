@@ -13,6 +13,9 @@ use crate::sampling::{Choice, SamplingError};
 /// Logits from which sampling them is worth a second thread.
 const PARALLEL: usize = 1 << 14;
 
+/// Cost of a pass (see [`super::backend::Backend::cost`]) from which it is worth entering the pool.
+const POOL: usize = 1 << 25;
+
 /// What one stream is fed in a pass.
 struct Portion {
     id: SequenceId,
@@ -42,7 +45,15 @@ impl Engine {
             if portions.is_empty() {
                 continue;
             }
-            if let Err(error) = self.pass(&policy, &portions) {
+            let ids = portions.iter().map(|portion| portion.count).sum();
+            let passed = if self.backend.cost(ids) < POOL {
+                self.pass(&policy, &portions)
+            } else {
+                // Inside of the pool, so that this thread need not hand over and wake up for each
+                // of the pass's loops.
+                rayon::scope(|_| self.pass(&policy, &portions))
+            };
+            if let Err(error) = passed {
                 if !matches!(error, EngineError::Sampling { .. }) {
                     return Err(error);
                 }
@@ -95,7 +106,9 @@ impl Engine {
         }
         let whole: Vec<SequenceId> = portions.iter().filter(|p| p.whole).map(|p| p.id).collect();
         let mut failed = Ok(());
-        for (&id, choice) in whole.iter().zip(self.choose(&whole, &rows)) {
+        let choices = self.choose(&whole, &rows);
+        self.backend.recycle(rows);
+        for (&id, choice) in whole.iter().zip(choices) {
             let Some(s) = self.sequences.get_mut(&id) else { continue };
             match choice {
                 Ok(choice) => {

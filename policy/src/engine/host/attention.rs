@@ -7,13 +7,10 @@ use rayon::prelude::*;
 
 use super::{
     ops,
-    panels::{Chunk, Panels, W, multiply_add},
+    panels::{Chunk, Panels, TILE, W, multiply_add},
     store::{BlockShape, Past},
 };
 use crate::simd::{MulAdd, Vectorized, exp, vectorized};
-
-/// Rows that the kernel takes at a time.
-const TILE: usize = 6;
 
 /// What every row of a layer's attention shares.
 #[derive(Clone, Copy)]
@@ -168,20 +165,14 @@ impl Tile<'_> {
         scores: &mut [Chunk],
         result: &mut [Chunk],
     ) {
-        let (shape, layer) = (self.a.shape, self.a.layer);
-        let panels = shape.panels();
-        let scale = 1.0 / (shape.head_dim as f32).sqrt();
-        let past = &self.rows.past.blocks;
-        for (b, block) in past.iter().take(self.blocks).enumerate() {
-            let (keys, _) = block.keys(shape, layer, self.head).as_chunks::<W>();
-            let mut acc = [[[0.0; W]; R]; 1];
-            for (p, keys) in keys.iter().enumerate() {
-                let q: [&Chunk; R] = std::array::from_fn(|r| &queries[r * panels + p]);
-                multiply_add::<M, R, 1>(&mut acc, q, [keys]);
-            }
-            let [acc] = acc;
-            for (r, acc) in acc.into_iter().enumerate() {
-                scores[r * self.blocks + b] = acc.map(|score| score * scale);
+        let panels = self.a.shape.panels();
+        // Few lines leave registers for two blocks (or panels), and need them to hide latencies.
+        let pair = if R <= 3 { 2 } else { 1 };
+        for b in (0..self.blocks).step_by(pair) {
+            if pair == 2 && b + 1 < self.blocks {
+                self.score::<M, R, 2>(queries, b, scores);
+            } else {
+                self.score::<M, R, 1>(queries, b, scores);
             }
         }
         let group = self.a.group();
@@ -192,16 +183,66 @@ impl Tile<'_> {
             let line = &mut scores[r * self.blocks..][..self.blocks];
             inverse[r] = 1.0 / softmax(line, seen);
         }
-        for p in 0..panels {
-            let mut acc = [[[0.0; W]; R]; 1];
-            for (b, block) in past.iter().take(self.blocks).enumerate() {
-                let (values, _) = block.values(shape, layer, self.head).as_chunks::<W>();
-                let weights: [&Chunk; R] = std::array::from_fn(|r| &scores[r * self.blocks + b]);
-                multiply_add::<M, R, 1>(&mut acc, weights, [&values[p]]);
+        for p in (0..panels).step_by(pair) {
+            if pair == 2 && p + 1 < panels {
+                self.gather::<M, R, 2>(scores, &inverse, p, result);
+            } else {
+                self.gather::<M, R, 1>(scores, &inverse, p, result);
             }
-            let [acc] = acc;
+        }
+    }
+
+    #[inline(always)]
+    fn head(&self, block: usize) -> (&[[Chunk; W]], &[[Chunk; W]]) {
+        let (shape, layer) = (self.a.shape, self.a.layer);
+        let block = &self.rows.past.blocks[block];
+        let (keys, values) =
+            (block.keys(shape, layer, self.head), block.values(shape, layer, self.head));
+        (keys.as_chunks().0, values.as_chunks().0)
+    }
+
+    /// Scores of `C` blocks from block `b` on.
+    #[inline(always)]
+    fn score<M: MulAdd, const R: usize, const C: usize>(
+        &self,
+        queries: &[Chunk],
+        b: usize,
+        scores: &mut [Chunk],
+    ) {
+        let panels = self.a.shape.panels();
+        let scale = 1.0 / (self.a.shape.head_dim as f32).sqrt();
+        let keys: [&[[Chunk; W]]; C] = std::array::from_fn(|c| self.head(b + c).0);
+        let mut acc = [[[0.0; W]; R]; C];
+        for p in 0..panels {
+            let q: [&Chunk; R] = std::array::from_fn(|r| &queries[r * panels + p]);
+            multiply_add::<M, R, C>(&mut acc, q, std::array::from_fn(|c| &keys[c][p]));
+        }
+        for (c, acc) in acc.into_iter().enumerate() {
             for (r, acc) in acc.into_iter().enumerate() {
-                result[r * panels + p] = acc.map(|sum| sum * inverse[r]);
+                scores[r * self.blocks + b + c] = acc.map(|score| score * scale);
+            }
+        }
+    }
+
+    /// Weighted sums of `C` panels of the values from panel `p` on.
+    #[inline(always)]
+    fn gather<M: MulAdd, const R: usize, const C: usize>(
+        &self,
+        scores: &[Chunk],
+        inverse: &[f32; R],
+        p: usize,
+        result: &mut [Chunk],
+    ) {
+        let panels = self.a.shape.panels();
+        let mut acc = [[[0.0; W]; R]; C];
+        for b in 0..self.blocks {
+            let values = self.head(b).1;
+            let weights: [&Chunk; R] = std::array::from_fn(|r| &scores[r * self.blocks + b]);
+            multiply_add::<M, R, C>(&mut acc, weights, std::array::from_fn(|c| &values[p + c]));
+        }
+        for (c, acc) in acc.into_iter().enumerate() {
+            for (r, acc) in acc.into_iter().enumerate() {
+                result[r * panels + p + c] = acc.map(|sum| sum * inverse[r]);
             }
         }
     }

@@ -59,6 +59,7 @@ struct Buffers {
     gate: Panels,
     low: [Panels; 3],
     attended: Vec<Chunk>,
+    logits: Panels,
 }
 
 /// One sequence in a step.
@@ -170,6 +171,17 @@ impl Backend for HostBackend {
         }
         Ok(Rows::Host(HostLogits { panels: logits, vocab: self.weights.config.vocab }))
     }
+
+    fn cost(&self, ids: usize) -> usize {
+        // As for a single product: reading the weights is like four more rows.
+        (ids + 4) * self.weights.count
+    }
+
+    fn recycle(&mut self, rows: Rows) {
+        if let Rows::Host(HostLogits { panels, .. }) = rows {
+            self.buffers.logits = panels;
+        }
+    }
 }
 
 /// What all parts of a step share.
@@ -195,7 +207,7 @@ impl Step<'_> {
     fn layer(&self, index: usize, buffers: &mut Buffers, fed: &mut [Fed<'_>]) {
         let Some(layer) = self.weights.layers.get(index) else { return };
         let (hidden, eps) = (self.weights.config.hidden, self.weights.eps());
-        let Buffers { x, h, q, k, v, up, gate, low, attended } = buffers;
+        let Buffers { x, h, q, k, v, up, gate, low, attended, .. } = buffers;
         let linear = |slot: usize| &layer.linears[slot];
 
         ops::rms_norm(x, &layer.input_norm, hidden, eps, h);
@@ -308,8 +320,8 @@ impl Step<'_> {
 
     fn logits(&self, buffers: &mut Buffers, wanted: &[usize]) -> Panels {
         let config = &self.weights.config;
-        let Buffers { x, h, .. } = buffers;
-        let mut logits = Panels::default();
+        let Buffers { x, h, logits, .. } = buffers;
+        let mut logits = std::mem::take(logits);
         if wanted.is_empty() {
             return logits;
         }

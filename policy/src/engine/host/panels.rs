@@ -15,8 +15,11 @@ pub(super) const W: usize = 16;
 /// One row of a panel.
 pub(super) type Chunk = [f32; W];
 
+/// Rows that fit in the registers beside one panel.
+pub(super) const TILE: usize = 6;
+
 /// Cost (see [`Job::cost`]) from which a product is worth a second thread.
-const PARALLEL: usize = 1 << 20;
+const PARALLEL: usize = 1 << 21;
 
 /// Activations `[panels][rows]` of [`Chunk`]s; columns beyond `width` are 0.
 #[derive(Clone, Debug, Default)]
@@ -186,20 +189,24 @@ impl Vectorized for Task<'_> {
             2 | 3 => 2,
             _ => 1,
         };
+        // Tiles of nearly equal height: a short last one would run at latency.
+        let tiles = rows.div_ceil(TILE).max(1);
         let mut panel = first;
         for y in y.chunks_mut(rows.max(1) * wide) {
             let panels = y.len() / rows.max(1);
             let mut row = 0;
-            while row < rows {
+            for tile in 0..tiles {
                 let at = Place { panel, row, rows };
-                row += match (rows - row, panels) {
+                let height = rows / tiles + usize::from(tile < rows % tiles);
+                match (height, panels) {
+                    (0, _) => {}
                     (1, 4) => product.tile::<M, 1, 4>(at, y),
-                    (1, 2) => product.tile::<M, 1, 2>(at, y),
                     (1, 3) => {
                         let (y, last) = y.split_at_mut(2 * rows);
                         product.tile::<M, 1, 2>(at, y);
-                        product.tile::<M, 1, 1>(Place { panel: panel + 2, ..at }, last)
+                        product.tile::<M, 1, 1>(Place { panel: panel + 2, ..at }, last);
                     }
+                    (1, 2) => product.tile::<M, 1, 2>(at, y),
                     (2, 2) => product.tile::<M, 2, 2>(at, y),
                     (3, 2) => product.tile::<M, 3, 2>(at, y),
                     (1, _) => product.tile::<M, 1, 1>(at, y),
@@ -207,8 +214,9 @@ impl Vectorized for Task<'_> {
                     (3, _) => product.tile::<M, 3, 1>(at, y),
                     (4, _) => product.tile::<M, 4, 1>(at, y),
                     (5, _) => product.tile::<M, 5, 1>(at, y),
-                    _ => product.tile::<M, 6, 1>(at, y),
-                };
+                    _ => product.tile::<M, TILE, 1>(at, y),
+                }
+                row += height;
             }
             panel += panels;
         }
@@ -224,9 +232,9 @@ struct Place {
 }
 
 impl Product<'_> {
-    /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels. Returns `R`.
+    /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels.
     #[inline(always)]
-    fn tile<M: MulAdd, const R: usize, const C: usize>(&self, at: Place, y: &mut [Chunk]) -> usize {
+    fn tile<M: MulAdd, const R: usize, const C: usize>(&self, at: Place, y: &mut [Chunk]) {
         let mut acc = [[[0.0; W]; R]; C];
         if let Some(bias) = &self.weight.bias {
             for (c, acc) in acc.iter_mut().enumerate() {
@@ -247,7 +255,6 @@ impl Product<'_> {
                 }
             }
         }
-        R
     }
 }
 

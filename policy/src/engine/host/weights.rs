@@ -12,6 +12,8 @@ use crate::model::{
 pub(super) struct HostWeights {
     pub config: ModelConfig,
     pub layers: Vec<HostLayer>,
+    /// Elements of the linears' and the head's weights.
+    pub count: usize,
     /// The final norm.
     pub norm: Vec<Chunk>,
     pub head: Packed,
@@ -61,7 +63,9 @@ impl HostWeights {
             true => None,
             false => Some(values(weights.model.embed_tokens.weight.val())?),
         };
+        let linear: usize = shapes.iter().map(|[outputs, inputs]| outputs * inputs).sum();
         Ok(Self {
+            count: linear * config.layers + config.vocab * config.hidden,
             layers: weights.model.layers.iter().map(layer).collect::<Result<_, ModelError>>()?,
             norm: chunked(&values(weights.model.norm.weight.val())?),
             head: Packed::pack(&head, config.vocab, config.hidden, 1.0),
