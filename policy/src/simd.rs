@@ -2,8 +2,9 @@
 //!
 //! The release targets a baseline x86-64, where the compiler may use 128-bit registers only. Code
 //! that is reached through [`vectorized`] is compiled again with AVX2 and FMA (and, with the feature
-//! `avx512`, once more with AVX-512) and chosen at run time. Floating-point operations are neither contracted nor reordered by that: loops that do
-//! not ask for [`MulAdd`] give the same bits on every processor.
+//! `avx512`, once more with AVX-512) and chosen at run time. Floating-point operations are neither
+//! contracted nor reordered by that: loops that do not ask for [`MulAdd`] give the same bits on every
+//! processor.
 
 /// Calls `op` with the widest instructions that this processor has.
 ///
@@ -34,6 +35,9 @@ pub(crate) trait Vectorized {
 
 /// `a · b + c` as this processor does it best.
 pub(crate) trait MulAdd {
+    /// Whether one of its registers holds 16 elements (and there are 32 of them).
+    const WIDE: bool = false;
+
     /// `a · b + c`.
     fn mul_add(a: f32, b: f32, c: f32) -> f32;
 }
@@ -42,6 +46,20 @@ pub(crate) trait MulAdd {
 pub(crate) struct Fused;
 
 impl MulAdd for Fused {
+    #[inline(always)]
+    fn mul_add(a: f32, b: f32, c: f32) -> f32 {
+        a.mul_add(b, c)
+    }
+}
+
+/// [`Fused`] with registers of 16 elements.
+#[cfg(target_arch = "x86_64")]
+struct FusedWide;
+
+#[cfg(target_arch = "x86_64")]
+impl MulAdd for FusedWide {
+    const WIDE: bool = true;
+
     #[inline(always)]
     fn mul_add(a: f32, b: f32, c: f32) -> f32 {
         a.mul_add(b, c)
@@ -88,7 +106,7 @@ impl<Op: Vectorized> pulp::WithSimd for Wide<Op> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> Op::Output {
-        self.0.run::<Fused>()
+        if S::F32_LANES < 16 { self.0.run::<Fused>() } else { self.0.run::<FusedWide>() }
     }
 }
 

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use super::{
     ops,
-    panels::{Chunk, Panels, TILE, W, multiply_add},
+    panels::{Chunk, Panels, TILE, W, columns, multiply_add},
     store::{BlockShape, Past},
 };
 use crate::simd::{MulAdd, Vectorized, exp, vectorized};
@@ -166,14 +166,14 @@ impl Tile<'_> {
         result: &mut [Chunk],
     ) {
         let panels = self.a.shape.panels();
-        // Few lines leave registers for two blocks (or panels), and need them to hide latencies.
-        let pair = if R <= 3 { 2 } else { 1 };
-        for b in (0..self.blocks).step_by(pair) {
-            if pair == 2 && b + 1 < self.blocks {
-                self.score::<M, R, 2>(queries, b, scores);
-            } else {
-                self.score::<M, R, 1>(queries, b, scores);
-            }
+        let wide = columns::<M>(R);
+        let mut b = 0;
+        while b < self.blocks {
+            b += match wide.min(self.blocks - b) {
+                4.. if R == 1 || (M::WIDE && R <= 3) => self.score::<M, R, 4>(queries, b, scores),
+                2.. if R <= 2 || M::WIDE => self.score::<M, R, 2>(queries, b, scores),
+                _ => self.score::<M, R, 1>(queries, b, scores),
+            };
         }
         let group = self.a.group();
         let mut inverse = [0.0; R];
@@ -183,12 +183,15 @@ impl Tile<'_> {
             let line = &mut scores[r * self.blocks..][..self.blocks];
             inverse[r] = 1.0 / softmax(line, seen);
         }
-        for p in (0..panels).step_by(pair) {
-            if pair == 2 && p + 1 < panels {
-                self.gather::<M, R, 2>(scores, &inverse, p, result);
-            } else {
-                self.gather::<M, R, 1>(scores, &inverse, p, result);
-            }
+        let mut p = 0;
+        while p < panels {
+            p += match wide.min(panels - p) {
+                4.. if R == 1 || (M::WIDE && R <= 3) => {
+                    self.gather::<M, R, 4>(scores, &inverse, p, result)
+                }
+                2.. if R <= 2 || M::WIDE => self.gather::<M, R, 2>(scores, &inverse, p, result),
+                _ => self.gather::<M, R, 1>(scores, &inverse, p, result),
+            };
         }
     }
 
@@ -201,14 +204,14 @@ impl Tile<'_> {
         (keys.as_chunks().0, values.as_chunks().0)
     }
 
-    /// Scores of `C` blocks from block `b` on.
+    /// Scores of `C` blocks from block `b` on. Returns `C`.
     #[inline(always)]
     fn score<M: MulAdd, const R: usize, const C: usize>(
         &self,
         queries: &[Chunk],
         b: usize,
         scores: &mut [Chunk],
-    ) {
+    ) -> usize {
         let panels = self.a.shape.panels();
         let scale = 1.0 / (self.a.shape.head_dim as f32).sqrt();
         let keys: [&[[Chunk; W]]; C] = std::array::from_fn(|c| self.head(b + c).0);
@@ -222,9 +225,10 @@ impl Tile<'_> {
                 scores[r * self.blocks + b + c] = acc.map(|score| score * scale);
             }
         }
+        C
     }
 
-    /// Weighted sums of `C` panels of the values from panel `p` on.
+    /// Weighted sums of `C` panels of the values from panel `p` on. Returns `C`.
     #[inline(always)]
     fn gather<M: MulAdd, const R: usize, const C: usize>(
         &self,
@@ -232,7 +236,7 @@ impl Tile<'_> {
         inverse: &[f32; R],
         p: usize,
         result: &mut [Chunk],
-    ) {
+    ) -> usize {
         let panels = self.a.shape.panels();
         let mut acc = [[[0.0; W]; R]; C];
         for b in 0..self.blocks {
@@ -245,6 +249,7 @@ impl Tile<'_> {
                 result[r * panels + p + c] = acc.map(|sum| sum * inverse[r]);
             }
         }
+        C
     }
 }
 

@@ -183,43 +183,41 @@ impl Vectorized for Task<'_> {
     fn run<M: MulAdd>(self) {
         let Task { product, first, y } = self;
         let rows = product.x.rows;
-        // Few rows leave registers for several panels, and need them to hide latencies.
-        let wide = match rows {
-            1 => 4,
-            2 | 3 => 2,
-            _ => 1,
-        };
+        let wide = columns::<M>(rows);
         // Tiles of nearly equal height: a short last one would run at latency.
         let tiles = rows.div_ceil(TILE).max(1);
         let mut panel = first;
         for y in y.chunks_mut(rows.max(1) * wide) {
-            let panels = y.len() / rows.max(1);
-            let mut row = 0;
-            for tile in 0..tiles {
-                let at = Place { panel, row, rows };
-                let height = rows / tiles + usize::from(tile < rows % tiles);
-                match (height, panels) {
-                    (0, _) => {}
-                    (1, 4) => product.tile::<M, 1, 4>(at, y),
-                    (1, 3) => {
-                        let (y, last) = y.split_at_mut(2 * rows);
-                        product.tile::<M, 1, 2>(at, y);
-                        product.tile::<M, 1, 1>(Place { panel: panel + 2, ..at }, last);
-                    }
-                    (1, 2) => product.tile::<M, 1, 2>(at, y),
-                    (2, 2) => product.tile::<M, 2, 2>(at, y),
-                    (3, 2) => product.tile::<M, 3, 2>(at, y),
-                    (1, _) => product.tile::<M, 1, 1>(at, y),
-                    (2, _) => product.tile::<M, 2, 1>(at, y),
-                    (3, _) => product.tile::<M, 3, 1>(at, y),
-                    (4, _) => product.tile::<M, 4, 1>(at, y),
-                    (5, _) => product.tile::<M, 5, 1>(at, y),
-                    _ => product.tile::<M, TILE, 1>(at, y),
+            let mut rest = y;
+            while !rest.is_empty() {
+                let most = wide.min(rest.len() / rows.max(1)).max(1);
+                // The next power of two below.
+                let count = 1 << most.ilog2();
+                let (y, tail) = rest.split_at_mut((count * rows).min(rest.len()));
+                let mut row = 0;
+                for tile in 0..tiles {
+                    let height = rows / tiles + usize::from(tile < rows % tiles);
+                    product.dispatch::<M>(height, count, Place { panel, row, rows }, y);
+                    row += height;
                 }
-                row += height;
+                rest = tail;
+                panel += count;
             }
-            panel += panels;
         }
+    }
+}
+
+/// How many panels beside each other suit so many rows: few rows leave registers for several, and
+/// need them to hide latencies.
+#[inline(always)]
+pub(super) fn columns<M: MulAdd>(rows: usize) -> usize {
+    match rows {
+        0 | 1 => 4,
+        2 if M::WIDE => 4,
+        3 if M::WIDE => 4,
+        2 => 2,
+        _ if M::WIDE => 2,
+        _ => 1,
     }
 }
 
@@ -232,6 +230,28 @@ struct Place {
 }
 
 impl Product<'_> {
+    #[inline(always)]
+    fn dispatch<M: MulAdd>(&self, height: usize, count: usize, at: Place, y: &mut [Chunk]) {
+        match (height, count) {
+            (1, 1) => self.tile::<M, 1, 1>(at, y),
+            (1, 2) => self.tile::<M, 1, 2>(at, y),
+            (1, 4) => self.tile::<M, 1, 4>(at, y),
+            (2, 1) => self.tile::<M, 2, 1>(at, y),
+            (2, 2) => self.tile::<M, 2, 2>(at, y),
+            (2, 4) if M::WIDE => self.tile::<M, 2, 4>(at, y),
+            (3, 1) => self.tile::<M, 3, 1>(at, y),
+            (3, 2) if M::WIDE => self.tile::<M, 3, 2>(at, y),
+            (3, 4) if M::WIDE => self.tile::<M, 3, 4>(at, y),
+            (4, 1) => self.tile::<M, 4, 1>(at, y),
+            (4, 2) if M::WIDE => self.tile::<M, 4, 2>(at, y),
+            (5, 1) => self.tile::<M, 5, 1>(at, y),
+            (5, 2) if M::WIDE => self.tile::<M, 5, 2>(at, y),
+            (6, 1) => self.tile::<M, 6, 1>(at, y),
+            (6, 2) if M::WIDE => self.tile::<M, 6, 2>(at, y),
+            (height, count) => debug_assert!(height == 0, "no tile of {height} by {count}"),
+        }
+    }
+
     /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels.
     #[inline(always)]
     fn tile<M: MulAdd, const R: usize, const C: usize>(&self, at: Place, y: &mut [Chunk]) {
