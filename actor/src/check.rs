@@ -3,7 +3,7 @@
 use environments::{EnvironmentSpec, probe};
 use protocol::{Split, Task};
 use serde_json::Value;
-use terminal::Failure;
+use terminal::{Failure, print_line};
 
 /// Examines the environment of a recipe, or one given as JSON text.
 pub(crate) fn run(argument: &str, task: &str) -> Result<(), Failure> {
@@ -18,15 +18,15 @@ pub(crate) fn run(argument: &str, task: &str) -> Result<(), Failure> {
     let section = value.get("environment").unwrap_or(&value);
     let spec = EnvironmentSpec::parse(section).map_err(Failure::mistake)?;
     let description = spec.describe().map_err(Failure::fault)?;
-    println!("environment  {} ({})", description.name, description.version);
-    println!("settings     {}", spec.to_json());
-    println!("digest       {}", spec.digest());
-    println!("replay       {}", description.determinism);
+    print_line(&format!("environment  {} ({})", description.name, description.version));
+    print_line(&format!("settings     {}", spec.to_json()));
+    print_line(&format!("digest       {}", spec.digest()));
+    print_line(&format!("replay       {}", description.determinism));
     let range = &description.reward_range;
-    println!("reward       {} to {}", range.start(), range.end());
-    println!("milestones   {}", description.milestones.join(", "));
+    print_line(&format!("reward       {} to {}", range.start(), range.end()));
+    print_line(&format!("milestones   {}", description.milestones.join(", ")));
     for tool in &description.tools {
-        println!("tool         {}", tool.to_json());
+        print_line(&format!("tool         {}", tool.to_json()));
     }
     let task = Task {
         id: "check".into(),
@@ -37,12 +37,12 @@ pub(crate) fn run(argument: &str, task: &str) -> Result<(), Failure> {
     spec.check_task(&task)
         .map_err(|e| Failure::Mistake(format!("{e}; give a row's task object with --task")))?;
     let report = probe(&spec, &task, 0).map_err(Failure::fault)?;
-    println!(
+    print_line(&format!(
         "probe        {} generated calls, 8 resets with one seed, interleaved, reused",
         report.calls
-    );
+    ));
     for finding in report.findings() {
-        println!("finding      {finding}");
+        print_line(&format!("finding      {finding}"));
     }
     if report.verdict() != description.determinism {
         return Err(Failure::Fault(format!(
@@ -51,6 +51,6 @@ pub(crate) fn run(argument: &str, task: &str) -> Result<(), Failure> {
             report.verdict()
         )));
     }
-    println!("verdict      fit to train on");
+    print_line("verdict      fit to train on");
     Ok(())
 }

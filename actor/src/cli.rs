@@ -28,6 +28,7 @@ use tokio::{
 use crate::{
     check,
     player::Player,
+    sample::{self, SampleArguments},
     session::{self, SessionOptions},
 };
 
@@ -51,6 +52,8 @@ pub struct Cli {
 enum Command {
     /// Play episodes for a learner until its run is over.
     Join(JoinArguments),
+    /// Try a policy on prompts, without a learner.
+    Sample(SampleArguments),
     /// Examine an environment: schema, determinism, limits.
     Check {
         /// The recipe's `environment` section as JSON, or a recipe file that holds one.
@@ -100,6 +103,7 @@ struct JoinArguments {
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Join(arguments) => join(&arguments),
+        Command::Sample(arguments) => sample::run(&arguments),
         Command::Check { environment, task } => check::run(&environment, &task),
     }
 }

@@ -3,5 +3,6 @@
 mod check;
 pub mod cli;
 pub mod player;
+pub mod sample;
 pub mod session;
 pub mod worker;

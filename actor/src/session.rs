@@ -152,6 +152,9 @@ fn start(
     })
 }
 
+/// An adapter on its way, and the policy that it makes.
+type Fetching = (PolicyDigest, JoinHandle<Result<Vec<u8>, FetchError>>);
+
 /// One connection's worth of work.
 async fn play(
     link: &mut LearnerLink,
@@ -161,7 +164,7 @@ async fn play(
 ) -> Result<End, Failure> {
     let sender = link.sender();
     let slots = options.hello.slots as usize;
-    let mut fetch: Option<(PolicyDigest, JoinHandle<Result<Vec<u8>, FetchError>>)> = None;
+    let mut fetch: Option<Fetching> = None;
     let mut free = None;
     loop {
         let now = u32::try_from(slots.saturating_sub(rollout.leases.len())).unwrap_or(u32::MAX);
@@ -252,9 +255,7 @@ async fn play(
 }
 
 /// The result of the fetch under way; never ready while there is none.
-async fn arrived(
-    fetch: &mut Option<(PolicyDigest, JoinHandle<Result<Vec<u8>, FetchError>>)>,
-) -> Option<(PolicyDigest, Result<Vec<u8>, String>)> {
+async fn arrived(fetch: &mut Option<Fetching>) -> Option<(PolicyDigest, Result<Vec<u8>, String>)> {
     let Some((policy, task)) = fetch else {
         return std::future::pending().await;
     };

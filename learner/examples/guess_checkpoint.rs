@@ -2,8 +2,8 @@
 //! text, a chat template, a randomly initialised Qwen3 checkpoint, and the scripted games that
 //! `learner sft` pre-trains it on.
 //!
-//! The scripted player is bad on purpose: it mostly ignores the feedback, so that a success rate of
-//! about 0.4 leaves reinforcement learning something to find.
+//! The scripted player is bad on purpose: most of its games ignore the feedback, so that a success rate
+//! of about 0.4 leaves reinforcement learning something to find.
 //!
 //! Usage: `guess_checkpoint OUT_DIR`, which must not exist.
 
@@ -40,8 +40,20 @@ const FFN: usize = 192;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const HEAD_DIM: usize = 16;
-/// Share of guesses that respect what the feedback has said so far.
-const ATTENTIVE: f64 = 0.25;
+
+/// How a scripted game is played, with its share of the games in percent.
+#[derive(Clone, Copy)]
+enum Style {
+    /// Halves what the feedback has left.
+    Halving,
+    /// Says the same number again and again.
+    Stubborn,
+    /// Says anything, whatever the feedback.
+    Random,
+}
+
+const STYLES: [(Style, i64); 3] =
+    [(Style::Halving, 22), (Style::Stubborn, 40), (Style::Random, 38)];
 
 const PROMPT: &str = "Let us play.\n";
 const TEMPLATE: &str = include_str!("guess_template.jinja");
@@ -113,10 +125,22 @@ fn game(random: &mut Random, index: u64, tools: &[Value]) -> Result<Value, Box<d
     // Seeds far from those of the datasets below.
     let reset = game.reset(&Map::new(), (1 << 40) + index)?.unwrap_or_default();
     let (mut lo, mut hi) = (1, 8);
+    let mut draw = random.between(1, 100);
+    let style = STYLES
+        .iter()
+        .find(|(_, share)| {
+            draw -= share;
+            draw <= 0
+        })
+        .map_or(Style::Random, |(style, _)| *style);
+    let stubborn = random.between(1, 8);
     let mut messages = vec![json!({"role": "user", "content": format!("{PROMPT}{reset}")})];
     loop {
-        let guess =
-            if random.unit() < ATTENTIVE { random.between(lo, hi) } else { random.between(1, 8) };
+        let guess = match style {
+            Style::Halving => (lo + hi) / 2,
+            Style::Stubborn => stubborn,
+            Style::Random => random.between(1, 8),
+        };
         let arguments = json!({"value": guess});
         messages.push(json!({"role": "assistant", "content": "", "tool_calls": [
             {"type": "function", "function": {"name": "guess", "arguments": arguments}}]}));

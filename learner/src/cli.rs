@@ -4,10 +4,11 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use policy::device::DeviceChoice;
-use terminal::{Audience, Failure, Interrupt, Progress};
+use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
 use crate::{
     plan::{plan, plan_inputs},
+    score::{self, ScoreOptions},
     sft::{self, SftOptions},
     train::{
         online::TrainOptions,
@@ -73,6 +74,27 @@ enum Command {
         /// Where the run would be written, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+    },
+    /// Print log-probabilities of given ids or conversations as JSON lines.
+    Score {
+        /// The model directory.
+        #[arg(long)]
+        model: PathBuf,
+        /// A PEFT adapter directory.
+        #[arg(long)]
+        adapter: Option<PathBuf>,
+        /// JSON lines with `ids` (and `from`, the first index to score) or `messages` (and `tools`).
+        #[arg(long)]
+        data: PathBuf,
+        /// auto, cpu or cuda:N.
+        #[arg(long, default_value = "auto")]
+        device: DeviceChoice,
+        /// Divides the logits.
+        #[arg(long, default_value_t = 1.0)]
+        temperature: f32,
+        /// Variables for the chat template, as a JSON object.
+        #[arg(long, default_value = "{}")]
+        chat_template_kwargs: String,
     },
     /// The SHA-256 of a file or model directory as recipes freeze it.
     Digest {
@@ -184,11 +206,17 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Plan { recipe, output } => {
             let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
             let text = serde_json::to_string_pretty(&plan.manifest()).map_err(Failure::fault)?;
-            println!("{text}");
+            print_line(&text);
             Ok(())
         }
+        Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {
+            let kwargs = serde_json::from_str(&chat_template_kwargs).map_err(|e| {
+                Failure::Mistake(format!("--chat-template-kwargs: {e}; give an object"))
+            })?;
+            score::run(&ScoreOptions { model, adapter, data, device, temperature, kwargs })
+        }
         Command::Digest { path } => {
-            println!("{}", digest(&path)?);
+            print_line(&digest(&path)?.to_string());
             Ok(())
         }
     }

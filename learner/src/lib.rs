@@ -11,6 +11,7 @@ pub mod loss;
 pub mod plan;
 pub mod recipe;
 pub mod reward;
+pub mod score;
 pub mod serve;
 pub mod sft;
 pub mod train;

@@ -2,11 +2,11 @@
 //!
 //! Every actor has a task of its own; the coordinator hands it messages through an unbounded queue
 //! (what can be in it is bounded by the leases that the coordinator itself issues) and hears of
-//! everything through one channel.
+//! everything through one bounded channel.
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, mpsc},
+    sync::{Arc, mpsc as std_mpsc},
     time::Duration,
 };
 
@@ -26,6 +26,8 @@ use tokio::{
 
 /// How long actors may take to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// Events that wait for the coordinator. A full queue holds the actors' streams back.
+const WAITING_EVENTS: usize = 256;
 
 /// What happens on the network.
 #[derive(Debug)]
@@ -94,9 +96,9 @@ pub struct Server {
     runtime: Handle,
     join: Join,
     shelf: Arc<AdapterShelf>,
-    events: mpsc::Receiver<Event>,
+    events: queue::Receiver<Event>,
     stop: Option<oneshot::Sender<String>>,
-    stopped: mpsc::Receiver<()>,
+    stopped: std_mpsc::Receiver<()>,
 }
 
 impl Server {
@@ -117,9 +119,9 @@ impl Server {
         let _guard = runtime.enter();
         let endpoint = LearnerEndpoint::bind(addr, identity, secret, config)?;
         let join = endpoint.join(host).map_err(|source| BindError::Io { addr, source })?;
-        let (event_sender, events) = mpsc::channel();
+        let (event_sender, events) = queue::channel(WAITING_EVENTS);
         let (stop, stopping) = oneshot::channel();
-        let (stopped_sender, stopped) = mpsc::channel();
+        let (stopped_sender, stopped) = std_mpsc::channel();
         runtime.spawn(listen(endpoint, event_sender, stopping, stopped_sender));
         let runtime = runtime.handle().clone();
         Ok(Self { runtime, join, shelf, events, stop: Some(stop), stopped })
@@ -138,21 +140,20 @@ impl Server {
     }
 
     /// The next event, if one comes in time.
-    pub fn next(&self, patience: Duration) -> Option<Event> {
-        self.events.recv_timeout(patience).ok()
+    pub fn next(&mut self, patience: Duration) -> Option<Event> {
+        let events = &mut self.events;
+        let next = async { tokio::time::timeout(patience, events.recv()).await };
+        self.runtime.block_on(next).ok().flatten()
     }
 
     /// Tells every actor that the run is over and stops listening.
     pub fn finish(&mut self, reason: &str) {
         if let Some(stop) = self.stop.take() {
+            // Nobody listens any more: whoever waits to be heard goes on.
+            self.events.close();
             let _ = stop.send(reason.to_owned());
             let _ = self.stopped.recv_timeout(FAREWELL);
         }
-    }
-
-    /// The runtime that it runs on.
-    pub fn runtime(&self) -> &Handle {
-        &self.runtime
     }
 }
 
@@ -164,9 +165,9 @@ impl Drop for Server {
 
 async fn listen(
     mut endpoint: LearnerEndpoint,
-    events: mpsc::Sender<Event>,
+    events: queue::Sender<Event>,
     mut stopping: oneshot::Receiver<String>,
-    stopped: mpsc::Sender<()>,
+    stopped: std_mpsc::Sender<()>,
 ) {
     let mut links = JoinSet::new();
     let (over, _) = watch::channel(None::<String>);
@@ -183,7 +184,7 @@ async fn listen(
                 links.spawn(attend(link, events.clone(), over.subscribe(), connections));
             }
             Some(Arrival::Refused { remote, failure, .. }) => {
-                let _ = events.send(Event::TurnedAway { remote, failure });
+                let _ = events.send(Event::TurnedAway { remote, failure }).await;
             }
             None => break "the endpoint closed".into(),
         }
@@ -198,7 +199,7 @@ async fn listen(
 /// Carries messages between one actor and the coordinator until either ends.
 async fn attend(
     mut link: ActorLink,
-    events: mpsc::Sender<Event>,
+    events: queue::Sender<Event>,
     mut over: watch::Receiver<Option<String>>,
     connection: u64,
 ) {
@@ -214,14 +215,16 @@ async fn attend(
         state: state.clone(),
         messages,
     };
-    if events.send(Event::Joined(actor)).is_err() {
+    if events.send(Event::Joined(actor)).await.is_err() {
         return;
     }
     let reason = loop {
         tokio::select! {
             message = link.recv() => match message {
                 Ok(message) => {
-                    if events.send(Event::Said { actor: id, message }).is_err() {
+                    if events.send(Event::Said { actor: id, message }).await.is_err() {
+                        let reason = farewell(&mut over).await;
+                        link.finish(&reason).await;
                         return;
                     }
                 }
@@ -241,7 +244,7 @@ async fn attend(
             }
         }
     };
-    let _ = events.send(Event::Gone { actor: id, connection, reason });
+    let _ = events.send(Event::Gone { actor: id, connection, reason }).await;
 }
 
 /// The reason why the run is over, once it is.

@@ -45,6 +45,7 @@ fn the_same_adapter_is_the_same_bytes_and_they_are_complete() {
         read.save_peft(dir.path(), "base").unwrap();
         let loaded = Adapter::load_peft(dir.path(), &decoder).unwrap();
         assert_eq!(loaded.named().len(), adapter.named().len());
+        assert_eq!(loaded.to_safetensors().unwrap(), bytes, "loaded and saved again");
         assert_eq!(fs::read(dir.path().join("adapter_model.safetensors")).unwrap(), bytes);
     }
 }

@@ -1,5 +1,6 @@
 //! The engine gives the reference stack's greedy ids on every checkpoint under the data roots, in
 //! one call and over many turns, on both passes.
+#![allow(clippy::unwrap_used)]
 
 mod support;
 

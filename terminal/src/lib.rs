@@ -7,4 +7,4 @@ mod progress;
 
 pub use failure::Failure;
 pub use interrupt::Interrupt;
-pub use progress::{Audience, Progress};
+pub use progress::{Audience, Progress, print_line};

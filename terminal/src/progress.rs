@@ -34,7 +34,7 @@ impl Progress {
     pub fn note(&self, text: &str) {
         match (&self.bar, self.audience) {
             (Some(bar), _) => bar.println(text),
-            (None, Audience::Person) => out(text),
+            (None, Audience::Person) => print_line(text),
             (None, Audience::Machine) => drop(writeln!(io::stderr(), "{text}")),
         }
     }
@@ -62,7 +62,7 @@ impl Progress {
                 bar.set_message(line.to_string());
                 bar.set_position(position);
             }
-            (None, Audience::Person) => out(line),
+            (None, Audience::Person) => print_line(line),
             (None, Audience::Machine) => self.record(event, record),
         }
     }
@@ -85,7 +85,7 @@ impl Progress {
         if let Ok(serde_json::Value::Object(fields)) = serde_json::to_value(record) {
             object.extend(fields);
         }
-        out(&serde_json::Value::Object(object).to_string());
+        print_line(&serde_json::Value::Object(object).to_string());
     }
 
     /// Ends the current count, leaving its last state on the screen.
@@ -101,8 +101,9 @@ impl Progress {
     }
 }
 
-/// A closed pipe must not end a run with a panic.
-fn out(text: &str) {
+/// A line on standard output. A reader that has gone away is no fault: a closed pipe must not end a
+/// program with a panic.
+pub fn print_line(text: &str) {
     let mut stdout = io::stdout().lock();
     drop(writeln!(stdout, "{text}"));
     drop(stdout.flush());

@@ -289,7 +289,7 @@ impl Learner {
                 "step",
                 &record,
             );
-            if every > 0 && self.step % every == 0 && self.step < settings.max_steps {
+            if every > 0 && self.step.is_multiple_of(every) && self.step < settings.max_steps {
                 self.evaluate(Some(&mut *files), progress)?;
             }
         }

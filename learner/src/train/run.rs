@@ -82,6 +82,12 @@ pub fn train(
     let summary = match result {
         Err(Failure::Interrupted(_)) => {
             let path = files.path().display();
+            progress.record(
+                "end",
+                &serde_json::json!({
+                    "status": Status::Interrupted, "steps": learner.steps(), "run": files.path(),
+                }),
+            );
             return Err(Failure::Interrupted(format!(
                 "interrupted after step {}; the run so far is in {path}",
                 learner.steps()

@@ -30,7 +30,9 @@ pub use error::ChatError;
 pub use format::{ChatFormat, ChatOptions};
 pub use json::MAX_DEPTH;
 pub use marks::Rendered;
-pub use parse::{Dialect, MAX_CHARS, MAX_IDS, MAX_RAW, ParseRules, Turn, parse_turn, read_calls};
+pub use parse::{
+    Dialect, MAX_CHARS, MAX_IDS, MAX_NAME, MAX_RAW, ParseRules, Turn, parse_turn, read_calls,
+};
 pub use template::Template;
 pub use tokenizer::ChatTokenizer;
 pub use turns::ObservationRole;

@@ -57,6 +57,12 @@ impl Adapter {
         Self::from_tensors(config, bytes, decoder)
     }
 
+    /// The settings that [`Adapter::to_safetensors`] put into these bytes, if it wrote them.
+    pub(crate) fn written_settings(bytes: &[u8]) -> Option<LoraConfig> {
+        let (_, metadata) = SafeTensors::read_metadata(bytes).ok()?;
+        settings_from_json(metadata.metadata().as_ref()?.get(SETTINGS)?).ok()
+    }
+
     /// Reads the tensors of a safetensors file written by PEFT or by us.
     pub(crate) fn from_tensors(
         config: LoraConfig,

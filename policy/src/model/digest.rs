@@ -68,8 +68,8 @@ fn file_digest(path: &Path) -> Result<Digest, ModelError> {
     Ok(Digest(hash.finalize().into()))
 }
 
-/// The text of the checkpoint's default chat template: `chat_template.jinja`, else the field of
-/// `tokenizer_config.json`, as transformers looks it up.
+/// The text of the checkpoint's chat template: `chat_template.jinja`, else the field of
+/// `tokenizer_config.json`; of a list of named templates its JSON, so that every one of them counts.
 pub fn chat_template(dir: &Path) -> Result<Option<String>, ModelError> {
     let file = dir.join("chat_template.jinja");
     if file.is_file() {
@@ -82,11 +82,7 @@ pub fn chat_template(dir: &Path) -> Result<Option<String>, ModelError> {
     let map = read_object(&config, 64 << 20)?;
     Ok(match map.get("chat_template") {
         Some(Value::String(text)) => Some(text.clone()),
-        Some(Value::Array(named)) => named
-            .iter()
-            .find(|entry| entry["name"] == "default")
-            .and_then(|entry| entry["template"].as_str())
-            .map(str::to_owned),
+        Some(named @ Value::Array(_)) => Some(named.to_string()),
         _ => None,
     })
 }
@@ -118,8 +114,9 @@ mod tests {
     fn the_template_is_found_in_either_file() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("tokenizer_config.json");
-        fs::write(&config, r#"{"chat_template": [{"name": "default", "template": "T"}]}"#).unwrap();
-        assert_eq!(chat_template(dir.path()).unwrap().as_deref(), Some("T"));
+        let named = r#"[{"name":"default","template":"T"},{"name":"tool_use","template":"W"}]"#;
+        fs::write(&config, format!(r#"{{"chat_template": {named}}}"#)).unwrap();
+        assert_eq!(chat_template(dir.path()).unwrap().as_deref(), Some(named));
         fs::write(&config, r#"{"chat_template": "U"}"#).unwrap();
         assert_eq!(chat_template(dir.path()).unwrap().as_deref(), Some("U"));
         fs::write(dir.path().join("chat_template.jinja"), "V").unwrap();

@@ -134,7 +134,8 @@ impl TargetModules {
 }
 
 impl Adapter {
-    /// Loads a PEFT adapter directory for `decoder`.
+    /// Loads a PEFT adapter directory for `decoder`. Weights that this crate wrote carry their settings:
+    /// those are kept where `adapter_config.json` agrees, so that saving gives the same bytes again.
     ///
     /// # Errors
     /// Names the file, and the field or tensor.
@@ -142,6 +143,15 @@ impl Adapter {
         let config = LoraConfig::read_peft(&dir.join("adapter_config.json"))?;
         let path = dir.join("adapter_model.safetensors");
         let bytes = fs::read(&path).map_err(ModelError::io(&path))?;
+        let linears = decoder.config().linears();
+        let same = |own: &LoraConfig| {
+            let targets = |config: &LoraConfig| config.target_modules.select(&linears).ok();
+            own.r == config.r
+                && own.alpha == config.alpha
+                && own.use_rslora == config.use_rslora
+                && targets(own) == targets(&config)
+        };
+        let config = Self::written_settings(&bytes).filter(same).unwrap_or(config);
         Self::from_tensors(config, &bytes, decoder).map_err(|error| match error {
             ModelError::Adapter(reason) => ModelError::File { path, reason },
             other => other,

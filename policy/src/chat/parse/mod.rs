@@ -36,6 +36,7 @@
 //! | `</tool_call>` in a JSON string | part of the string |
 //! | `NaN`, `Infinity`, `1e400`, `01`, a raw newline in a string, a lone `\ud800` | `Malformed` |
 //! | 2^63 and larger integers | kept digit for digit, up to the range of a double |
+//! | a tool name longer than [`MAX_NAME`] bytes | `Malformed` |
 //! | nested deeper than [`MAX_DEPTH`](super::MAX_DEPTH) | `Malformed` |
 //!
 //! Tag blocks (Qwen3.5, Qwen3.6): `<function=f>` with `<parameter=k>` values
@@ -62,6 +63,8 @@ pub const MAX_IDS: usize = 8_192;
 pub const MAX_CHARS: usize = 131_072;
 /// A malformed block is kept up to this many bytes.
 pub const MAX_RAW: usize = 2_048;
+/// Longest name of a called tool, in bytes; no tool has one near it.
+pub const MAX_NAME: usize = 1_024;
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
@@ -155,7 +158,12 @@ pub fn read_calls(text: &str, rules: &ParseRules) -> (String, String, Vec<Parsed
                 Dialect::Json => json_block::read(&text[body..]),
                 Dialect::FunctionTags => function_tags::read(&text[body..], &rules.schemas),
             };
-            calls.push(call);
+            calls.push(match call {
+                ParsedCall::Call { name, .. } if name.len() > MAX_NAME => {
+                    malformed(&name, format!("the tool's name is longer than {MAX_NAME} bytes"))
+                }
+                call => call,
+            });
             at = body + length;
         } else if rest.starts_with(THINK) {
             at = think(text, found + THINK.len(), &mut reasoning);

@@ -1,0 +1,100 @@
+//! The commands beside training: plan, digest, score, sample and check.
+
+use std::{fs, process::Command};
+
+use serde_json::Value;
+use tests::{Demo, Finished, finish, programs, start, workspace};
+
+fn run(command: &mut Command) -> Finished {
+    let finished = finish(start(command));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    finished
+}
+
+fn rows(finished: &Finished) -> Vec<Value> {
+    finished.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn model() -> String {
+    workspace().join("examples/guess/model").to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_plan_is_json_with_every_hash_and_writes_nothing() {
+    let demo = Demo::new(7);
+    let planned = run(Command::new(&programs().learner).arg("plan").arg(demo.write()));
+    let plan: Value = serde_json::from_str(&planned.stdout).expect("JSON");
+    assert_eq!(plan["status"], "planned");
+    assert_eq!(plan["settings"]["training"]["max_steps"], 7);
+    assert_eq!(plan["model"]["sha256"], demo.recipe["model"]["sha256"]);
+    assert_eq!(plan["derived"]["groups_per_step"], 2);
+    assert!(!demo.run().exists());
+}
+
+#[test]
+fn what_was_sampled_scores_as_it_was_sampled() {
+    let mut command = Command::new(&programs().actor);
+    command.args([
+        "sample",
+        "--device",
+        "cpu",
+        "--max-tokens",
+        "12",
+        "--json",
+        "--model",
+        &model(),
+    ]);
+    command.args(["--prompt", "Let us play.", "--prompt", "Guess."]);
+    let sampled = rows(&run(&mut command));
+    assert_eq!(sampled.len(), 2);
+    let numbers = |value: &Value| value.as_array().expect("a list").clone();
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("rows.jsonl");
+    let mut lines = String::new();
+    for row in &sampled {
+        let mut ids = numbers(&row["prompt_ids"]);
+        let from = ids.len();
+        ids.extend(numbers(&row["ids"]));
+        let line = serde_json::json!({"id": row["index"], "ids": ids, "from": from});
+        lines.push_str(&format!("{line}\n"));
+    }
+    fs::write(&data, lines).expect("written");
+    let mut command = Command::new(&programs().learner);
+    command.args(["score", "--device", "cpu", "--model", &model(), "--data"]).arg(&data);
+    let scored = rows(&run(&mut command));
+    for (sampled, scored) in sampled.iter().zip(&scored) {
+        assert_eq!(sampled["index"], scored["id"]);
+        let (theirs, ours) = (numbers(&sampled["logp_raw"]), numbers(&scored["log_probs"]));
+        assert_eq!(theirs.len(), ours.len());
+        for (a, b) in theirs.iter().zip(&ours) {
+            let (a, b) = (a.as_f64().expect("a number"), b.as_f64().expect("a number"));
+            assert!((a - b).abs() < 1e-4, "{a} {b}");
+        }
+    }
+}
+
+#[test]
+fn a_row_that_cannot_be_scored_is_named_by_its_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let data = dir.path().join("rows.jsonl");
+    fs::write(&data, "{\"ids\": [1, 2, 3]}\n{\"ids\": [1, 99999]}\n").expect("written");
+    let mut command = Command::new(&programs().learner);
+    command.args(["score", "--device", "cpu", "--model", &model(), "--data"]).arg(&data);
+    let finished = finish(start(&mut command));
+    assert_eq!(finished.status.code(), Some(2));
+    assert!(finished.stderr.contains("line 2"), "{}", finished.stderr);
+}
+
+#[test]
+fn built_in_environments_pass_their_check() {
+    for (environment, task) in [("guess", "{}"), ("add", r#"{"want": 5}"#)] {
+        let section = format!(r#"{{"name": "{environment}"}}"#);
+        let mut command = Command::new(&programs().actor);
+        let checked = run(command.args(["check", &section, "--task", task]));
+        assert!(checked.stdout.contains("verdict"), "{}", checked.stdout);
+    }
+    let mut command = Command::new(&programs().actor);
+    let finished = finish(start(command.args(["check", r#"{"name": "wordle"}"#])));
+    assert_eq!(finished.status.code(), Some(2));
+    assert!(finished.stderr.contains("environment.name"), "{}", finished.stderr);
+}

@@ -1,0 +1,129 @@
+//! The whole loop in two operating-system processes.
+
+use std::process::Command;
+
+use serde_json::Value;
+use tests::{Demo, Finished, children, finish, programs, signal, start};
+
+fn train(demo: &Demo, more: &[&str]) -> Command {
+    let mut command = Command::new(&programs().learner);
+    command.arg("train").arg(demo.write()).args(["--device", "cpu", "--json"]).args(more);
+    command
+}
+
+fn last(finished: &Finished) -> Value {
+    let line = finished.stdout.lines().last().expect("the last line");
+    serde_json::from_str(line).expect("JSON")
+}
+
+#[test]
+fn the_same_recipe_and_seed_give_the_same_episodes_and_the_same_adapter() {
+    let mut runs = Vec::new();
+    for _ in 0..2 {
+        let demo = Demo::new(3);
+        let finished = finish(start(&mut train(&demo, &["--local-actors", "1"])));
+        assert!(finished.status.success(), "{}", finished.stderr);
+        let end = last(&finished);
+        assert_eq!((&end["event"], &end["status"]), (&"end".into(), &"completed".into()));
+        assert_eq!(end["steps"], 3);
+        for field in ["success_before", "success_after", "seconds"] {
+            assert!(end[field].is_number(), "{field}: {end}");
+        }
+        assert_eq!(
+            end["run"],
+            demo.run().canonicalize().expect("there").to_string_lossy().as_ref()
+        );
+        let manifest = demo.manifest();
+        assert_eq!(manifest["status"], "completed");
+        let evidence = std::fs::read_to_string(demo.run().join("evidence.jsonl")).expect("there");
+        let episodes: Vec<String> = evidence
+            .lines()
+            .map(|line| {
+                let row: Value = serde_json::from_str(line).expect("JSON");
+                row["row"]["episode"].as_str().or(row["episode"].as_str()).expect("id").to_owned()
+            })
+            .collect();
+        assert_eq!(episodes.len(), 3 * 16 + 2 * 8);
+        assert!(demo.run().join("metrics.jsonl").is_file());
+        let adapter = end["adapter"].as_str().expect("a path");
+        for file in ["adapter_config.json", "adapter_model.safetensors"] {
+            assert!(std::path::Path::new(adapter).join(file).is_file(), "{file}");
+        }
+        runs.push((episodes, end["adapter_sha256"].clone()));
+    }
+    assert_eq!(runs[0], runs[1]);
+}
+
+#[test]
+fn an_actor_killed_in_the_middle_changes_nothing_but_the_time() {
+    let quiet = Demo::new(4);
+    let undisturbed = finish(start(&mut train(&quiet, &["--local-actors", "1"])));
+    assert!(undisturbed.status.success(), "{}", undisturbed.stderr);
+    let demo = Demo::new(4);
+    let learner = start(&mut train(&demo, &["--local-actors", "1"]));
+    assert_eq!(learner.event("step")["step"], 1);
+    let actors = children(learner.child.id());
+    assert_eq!(actors.len(), 1);
+    signal(actors[0], "KILL");
+    let finished = finish(learner);
+    assert!(finished.status.success(), "{}", finished.stderr);
+    assert_eq!(last(&finished)["adapter_sha256"], last(&undisturbed)["adapter_sha256"]);
+    assert!(last(&finished)["counts"]["joins"].as_u64().expect("a count") >= 2);
+}
+
+#[test]
+fn an_interrupt_ends_both_processes_and_the_manifest_says_so() {
+    let demo = Demo::new(100_000);
+    let learner = start(&mut train(&demo, &["--local-actors", "1"]));
+    learner.event("step");
+    let actors = children(learner.child.id());
+    learner.signal("INT");
+    let finished = finish(learner);
+    assert_eq!(finished.status.code(), Some(130), "{}", finished.stderr);
+    assert_eq!(last(&finished)["status"], "interrupted");
+    assert_eq!(demo.manifest()["status"], "interrupted");
+    for actor in actors {
+        let alive = Command::new("kill").arg("-0").arg(actor.to_string()).output();
+        assert!(!alive.expect("kill starts").status.success(), "actor {actor} is still there");
+    }
+}
+
+#[test]
+fn actors_join_from_elsewhere_with_the_join_string_and_leave_on_request() {
+    let demo = Demo::new(3);
+    let learner = start(&mut train(&demo, &[]));
+    let join = learner.event("listening")["join"].as_str().expect("a join string").to_owned();
+    let model = demo.recipe["model"]["path"].as_str().expect("a path").to_owned();
+    let actor = || {
+        let mut command = Command::new(&programs().actor);
+        command.args(["join", "--device", "cpu", "--model", &model]).env("ROLLCALL_JOIN", &join);
+        start(&mut command)
+    };
+    let first = actor();
+    learner.event("step");
+    // One leaves when asked to, another takes over.
+    first.signal("TERM");
+    let first = finish(first);
+    assert_eq!(first.status.code(), Some(0), "{}", first.stderr);
+    let second = actor();
+    let finished = finish(learner);
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let second = finish(second);
+    assert_eq!(second.status.code(), Some(0), "{}", second.stderr);
+    assert_eq!(last(&finished)["steps"], 3);
+}
+
+#[test]
+fn a_trained_adapter_is_measured_by_eval() {
+    let demo = Demo::new(1);
+    let finished = finish(start(&mut train(&demo, &["--local-actors", "1"])));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let end = last(&finished);
+    let mut command = Command::new(&programs().learner);
+    command.arg("eval").arg(demo.write()).args(["--device", "cpu", "--json", "--adapter"]);
+    let evaluated = finish(start(command.arg(end["adapter"].as_str().expect("a path"))));
+    assert!(evaluated.status.success(), "{}", evaluated.stderr);
+    let result = last(&evaluated);
+    assert_eq!(result["adapter_sha256"], end["adapter_sha256"]);
+    assert_eq!(result["episodes"], 8);
+}
