@@ -6,7 +6,7 @@
 //! make it again: [`Sampler::choose`] at the actor and [`Sampler::margin`] at the learner share all
 //! of their code.
 //!
-//! Order: temperature, top-k, top-p, min-p, each as in transformers (see [`truncate`]); then argmax
+//! Order: temperature, top-k, top-p, min-p, each as in transformers (see `truncate.rs`); then argmax
 //! over the surviving ids of logit / T + g with g from [`noise`], the lowest id of equal scores.
 //! Temperature 0 is greedy: the largest logit, the lowest id of equals, no noise, no truncation.
 
