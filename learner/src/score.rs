@@ -120,7 +120,7 @@ fn row(
         );
     }
     let scored = (0..ids.len()).map(|position| position >= from).collect();
-    Ok(ScoreRow { ids, scored })
+    Ok(ScoreRow { ids, scored, noise: None })
 }
 
 fn score(

@@ -65,7 +65,7 @@ fn score_times(vocab: usize, prompt: usize, rows: usize, len: usize) {
     let decoder = decoder(256, 4, vocab);
     let mut adapter = adapter(&decoder);
     let scored: Vec<bool> = (0..len).map(|i| i > 0 || prompt > 0).collect();
-    let row = |r| ScoreRow { ids: ids(len, r, vocab), scored: scored.clone() };
+    let row = |r| ScoreRow { ids: ids(len, r, vocab), scored: scored.clone(), noise: None };
     let batch = ScoreBatch { prefix: ids(prompt, 99, vocab), rows: (1..=rows).map(row).collect() };
     let mut optimizer = Optimizer::new(AdamWSettings::default());
     for checkpointing in [false, true] {

@@ -87,7 +87,10 @@ fn greedy_decoding_with_the_cache_gives_the_reference_ids() {
 fn whole(ids: &[u32]) -> ScoreBatch {
     let mut scored = vec![true; ids.len()];
     scored[0] = false;
-    ScoreBatch { prefix: Vec::new(), rows: vec![ScoreRow { ids: ids.to_vec(), scored }] }
+    ScoreBatch {
+        prefix: Vec::new(),
+        rows: vec![ScoreRow { ids: ids.to_vec(), scored, noise: None }],
+    }
 }
 
 /// The mean next-token cross entropy and its derivative by each log-probability.
@@ -163,6 +166,7 @@ fn half_precision_bases_train_adapters_like_f32_ones() {
         let row = |salt: u32| ScoreRow {
             ids: (0..9).map(|i| (i * 5 + salt) % 48).collect(),
             scored: vec![true; 9],
+            noise: None,
         };
         let batch = ScoreBatch { prefix: vec![3, 1, 4, 1, 5], rows: vec![row(1), row(2)] };
         let run = |dtype| {

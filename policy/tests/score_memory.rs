@@ -49,6 +49,7 @@ fn scoring_4_rows_of_1024_ids_over_151669_stays_under_2_gib() {
     let row = |r: u32| ScoreRow {
         ids: (0..1024).map(|i| (i * 7919 + r * 104_729) % vocab as u32).collect(),
         scored: (0..1024).map(|i| i > 0).collect(),
+        noise: None,
     };
     let batch = ScoreBatch { prefix: Vec::new(), rows: (0..4).map(row).collect() };
     let config = ScoreConfig::default();

@@ -65,7 +65,7 @@ pub fn supervised_row(
             scored.resize(ids.len(), false);
         }
     }
-    Ok(ScoreRow { ids, scored })
+    Ok(ScoreRow { ids, scored, noise: None })
 }
 
 fn question() -> Value {
@@ -142,7 +142,11 @@ mod tests {
     use super::*;
 
     fn row(ids: &[u32], from: usize) -> ScoreRow {
-        ScoreRow { ids: ids.to_vec(), scored: (0..ids.len()).map(|i| i >= from).collect() }
+        ScoreRow {
+            ids: ids.to_vec(),
+            scored: (0..ids.len()).map(|i| i >= from).collect(),
+            noise: None,
+        }
     }
 
     #[test]

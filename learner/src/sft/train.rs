@@ -34,6 +34,7 @@ fn batch(rows: &[&ScoreRow]) -> ScoreBatch {
     let rows = rows.iter().map(|row| ScoreRow {
         ids: row.ids[shared..].to_vec(),
         scored: row.scored[shared..].to_vec(),
+        noise: None,
     });
     ScoreBatch { rows: rows.collect(), prefix }
 }

@@ -170,6 +170,7 @@ fn batch(episodes: &[&Episode]) -> ScoreBatch {
     let rows = episodes.iter().map(|episode| ScoreRow {
         ids: episode.tokens[prompt(episode)..].to_vec(),
         scored: episode.loss_mask[prompt(episode)..].iter().map(|mask| *mask == 1).collect(),
+        noise: None,
     });
     ScoreBatch { rows: rows.collect(), prefix }
 }

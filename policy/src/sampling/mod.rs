@@ -3,8 +3,8 @@
 //!
 //! The invariant: a choice is a pure function of the row of logits, the settings, the noise key and
 //! the stream position. It knows nothing of batches or neighbours, so whoever has the same logits can
-//! make it again: [`Sampler::choose`] at the actor and [`Sampler::margin`] at the learner share all
-//! of their code.
+//! make it again: [`Sampler::choose`] at the actor and [`Sampler::examine`] at the learner share
+//! truncation, noise and race.
 //!
 //! Order: temperature, top-k, top-p, min-p, each as in transformers (see `truncate.rs`); then argmax
 //! over the surviving ids of logit / T + g with g from [`noise`], the lowest id of equal scores.
@@ -21,7 +21,7 @@ pub use philox::{noise, philox4x32};
 pub use protocol::Sampling;
 
 use protocol::NoiseKey;
-use scan::{Field, Race, Raced};
+use scan::{Challenge, Field, Race, Raced};
 
 use crate::simd::vectorized;
 
@@ -66,18 +66,38 @@ pub struct Choice {
     pub logp_sampling: f32,
 }
 
-/// How far a row of logits is from giving a certain id, the noise included.
+/// What a row of logits says about a sampled id, once its noise is made again.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TokenEvidence {
+    /// By how much the id's logit / T (the bare logit when greedy) would have to rise for this row to
+    /// give it: so that truncation leaves it in, and so that it beats the other survivors' logit / T
+    /// + g. 0 where this row gives it.
+    pub deficit: f64,
+    /// As [`Choice::logp_raw`].
+    pub logp_raw: f32,
+    /// As [`Choice::logp_sampling`]; for an id that truncation drops, as if it alone had been left in
+    /// besides.
+    pub logp_sampling: f32,
+}
+
+/// [`TokenEvidence`] but for what a scoring pass knows already: the id's `ln softmax(row / T)`, with
+/// T = 1 when greedy.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Margin {
-    /// Best score of the other surviving ids minus the score of this id, where a score is
-    /// logit / T + g (the bare logit when greedy). Negative if this id wins; −∞ if nothing else
-    /// survives.
-    pub gap: f64,
-    /// By how much the id's logit / T falls short of the least surviving one: 0 if it survives, and
-    /// at a tie that the truncation breaks against it.
-    pub shortfall: f64,
-    /// Whether truncation leaves the id in.
-    pub survives: bool,
+pub struct Examined {
+    deficit: f64,
+    logp_raw: Option<f32>,
+    logp_sampling: Option<f32>,
+}
+
+impl Examined {
+    /// Adds that.
+    pub fn with(self, log_softmax: f32) -> TokenEvidence {
+        TokenEvidence {
+            deficit: self.deficit,
+            logp_raw: self.logp_raw.unwrap_or(log_softmax),
+            logp_sampling: self.logp_sampling.unwrap_or(log_softmax),
+        }
+    }
 }
 
 /// Checked sampling settings, ready for use.
@@ -166,37 +186,52 @@ impl Sampler {
         Ok(Choice { id, logp_raw, logp_sampling })
     }
 
-    /// Regenerates the noise and says how far `row` is from giving `id` at `position`.
-    pub fn margin(
+    /// Makes the noise again and says how far `row` is from giving `id` at `position`.
+    pub fn examine(
         &self,
         row: &[f32],
         key: &NoiseKey,
         position: u32,
         id: u32,
-    ) -> Result<Margin, SamplingError> {
+    ) -> Result<Examined, SamplingError> {
         let own = row.get(id as usize).copied().map(f64::from);
         let own = own.ok_or(SamplingError::Id { id, vocab: row.len() })?;
         let (max, min) = scan::extremes(row).ok_or(SamplingError::Logits)?;
         if self.greedy() {
-            let others = (0u32..).zip(row).filter(|&(other, _)| other != id);
-            let best = others.map(|(_, &logit)| logit).fold(f32::NEG_INFINITY, f32::max);
-            let gap = f64::from(best) - own;
-            return Ok(Margin { gap, shortfall: 0.0, survives: true });
+            // Of equal logits the lowest id is taken, which no rise by an amount expresses: 0.
+            let deficit = f64::from(max) - own;
+            return Ok(Examined { deficit, logp_raw: None, logp_sampling: Some(0.0) });
         }
+        let raw = || (own - f64::from(max) - scan::sum_exp(row, max, 1.0).ln()) as f32;
+        let logp_raw = (self.temperature != 1.0).then(raw);
+        let score = own / self.temperature + noise(key, position, id);
         let kept = self.truncate(row, (max, min));
-        let best = self.race(row, &kept, max, key, position, Some(id)).winner;
-        let best = best.map_or(f64::NEG_INFINITY, |(_, score)| score);
-        let gap = best - (own / self.temperature + noise(key, position, id));
-        let survives = kept.holds(id);
-        let shortfall = match &kept {
-            Kept::Ids(ids) if !survives => {
-                let logits = ids.iter().filter_map(|&id| row.get(id as usize).copied());
-                let least = f64::from(logits.fold(f32::INFINITY, f32::min));
-                (least - own).max(0.0) / self.temperature
-            }
-            _ => 0.0,
+        let Kept::Ids(ids) = &kept else {
+            let key = key.philox();
+            let best = vectorized(Challenge {
+                row,
+                max,
+                temperature: self.temperature,
+                key,
+                position,
+                id,
+                score,
+            });
+            return Ok(Examined { deficit: best - score, logp_raw, logp_sampling: None });
         };
-        Ok(Margin { gap, shortfall, survives })
+        let Raced { winner, mut sum } = self.race(row, &kept, max, key, position, Some(id));
+        let gap = winner.map_or(f64::NEG_INFINITY, |(_, best)| best - score);
+        let own = (own - f64::from(max)) / self.temperature;
+        let mut shortfall: f64 = 0.0;
+        if !kept.holds(id) {
+            let logits = ids.iter().filter_map(|&id| row.get(id as usize).copied());
+            let least = f64::from(logits.fold(f32::INFINITY, f32::min));
+            shortfall = (least - f64::from(max)) / self.temperature - own;
+            sum += own.exp();
+        }
+        let deficit = gap.max(shortfall).max(0.0);
+        let logp_sampling = Some((own - sum.ln()) as f32);
+        Ok(Examined { deficit, logp_raw, logp_sampling })
     }
 
     /// The ids that truncation leaves, ascending; all of them when greedy.

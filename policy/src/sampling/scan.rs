@@ -226,6 +226,80 @@ impl Race<'_> {
     }
 }
 
+/// Looks for an id whose score beats a given one: [`Race`] for a choice that was made already, which
+/// nearly no other id can undo, so that a weight in f32 is exact enough for the pre-test.
+pub(super) struct Challenge<'a> {
+    pub row: &'a [f32],
+    /// The row's largest logit.
+    pub max: f32,
+    pub temperature: f64,
+    pub key: [u32; 2],
+    pub position: u32,
+    /// The id that holds the score.
+    pub id: u32,
+    pub score: f64,
+}
+
+impl Vectorized for Challenge<'_> {
+    /// The largest score there is: `score`, where no other id beats it.
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<M: MulAdd>(self) -> f64 {
+        let mut best = self.score;
+        // An id can win only if its −ln u, at least (2³² − 1 − x0) / 2³², lies below its weight times
+        // this.
+        let bar = (f64::from(self.max) / self.temperature - self.score).exp() * SLACK;
+        let bar = bar as f32;
+        let (blocks, tail) = self.row.as_chunks::<LANES>();
+        let mut ids: [u32; LANES] = std::array::from_fn(|i| i as u32);
+        for block in blocks {
+            self.block(&mut best, bar, &ids, block);
+            ids.iter_mut().for_each(|id| *id = id.wrapping_add(LANES as u32));
+        }
+        if !tail.is_empty() {
+            let mut block = [f32::NEG_INFINITY; LANES];
+            block.iter_mut().zip(tail).for_each(|(to, from)| *to = *from);
+            self.block(&mut best, bar, &ids, &block);
+        }
+        best
+    }
+}
+
+impl Challenge<'_> {
+    #[inline(always)]
+    fn block(&self, best: &mut f64, bar: f32, ids: &[u32; LANES], logits: &[f32; LANES]) {
+        let (high, _) = philox::high_low(self.key, self.position, ids);
+        let max = self.max;
+        let inverse = (1.0 / self.temperature) as f32;
+        let mut open = 0u32;
+        for i in 0..LANES {
+            // f32's exp stays at e⁻⁸⁷ below −87, which only lets more ids through.
+            let weight = crate::simd::exp((logits[i] - max) * inverse);
+            let least = !high[i] as f32 * (0.5f32).powi(32);
+            open |= u32::from(least <= bar * weight) << i;
+        }
+        if open != 0 {
+            self.settle(best, open, ids, logits);
+        }
+    }
+
+    #[inline(never)]
+    fn settle(&self, best: &mut f64, mut open: u32, ids: &[u32; LANES], logits: &[f32; LANES]) {
+        while open != 0 {
+            let i = open.trailing_zeros() as usize;
+            open &= open - 1;
+            let logit = f64::from(logits[i]);
+            if logit == f64::NEG_INFINITY || ids[i] == self.id {
+                continue;
+            }
+            let [high, low, ..] = philox::philox4x32([ids[i], self.position, 0, 0], self.key);
+            let score = logit / self.temperature + philox::gumbel(high, low);
+            *best = best.max(score);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use protocol::{Digest, NoiseKey, Sampling};
 use serde::Deserialize;
 
-use super::{Choice, Margin, Sampler, SamplingError, noise};
+use super::{Choice, Sampler, SamplingError, TokenEvidence, noise};
 
 const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
@@ -115,22 +115,42 @@ proptest! {
     }
 
     #[test]
-    fn the_margin_is_best_other_score_minus_own(row in rows(), s in settings(), at: prop::sample::Index) {
-        let (k, position) = (key("margin"), 9);
-        let id = at.index(row.len()) as u32;
-        let Margin { gap, shortfall, survives } =
-            sampler(s).margin(&row, &k, position, id).expect("finite");
-        let t: f64 = s.temperature.to_string().parse().expect("a number");
-        let scores = brute_scores(&row, &s, &k, position);
-        prop_assert_eq!(survives, scores.iter().any(|&(other, _)| other == id));
-        let others = scores.iter().filter(|&&(other, _)| other != id).map(|&(_, score)| score);
-        let expected = others.fold(f64::NEG_INFINITY, f64::max)
-            - (f64::from(row[id as usize]) / t + noise(&k, position, id));
-        prop_assert!(gap == expected || (gap - expected).abs() < 1e-9, "{} {}", gap, expected);
-        prop_assert!(shortfall >= 0.0 && (!survives || shortfall == 0.0));
-        let chosen = sampler(s).choose(&row, &k, position).expect("finite").id;
-        prop_assert_eq!(survives && gap < 0.0, chosen == id);
+    fn the_deficit_is_the_least_rise_that_makes_the_id_win(
+        row in rows(),
+        s in settings(),
+        at: prop::sample::Index,
+        position: u32,
+    ) {
+        let k = key("deficit");
+        let chosen = sampler(s).choose(&row, &k, position).expect("finite");
+        for id in [at.index(row.len()) as u32, chosen.id] {
+            let found = examine(&row, &s, &k, position, id);
+            let t: f64 = s.temperature.to_string().parse().expect("a number");
+            let scores = brute_scores(&row, &s, &k, position);
+            let own = f64::from(row[id as usize]) / t;
+            let others = scores.iter().filter(|&&(other, _)| other != id).map(|&(_, score)| score);
+            let gap = others.fold(f64::NEG_INFINITY, f64::max) - (own + noise(&k, position, id));
+            let logits = scores.iter().map(|&(id, _)| f64::from(row[id as usize]) / t);
+            let shortfall = logits.fold(f64::INFINITY, f64::min) - own;
+            let expected = gap.max(shortfall).max(0.0);
+            prop_assert!((found.deficit - expected).abs() < 1e-9, "{} {}", found.deficit, expected);
+            if id == chosen.id {
+                prop_assert_eq!(found.deficit, 0.0);
+                prop_assert!((found.logp_raw - chosen.logp_raw).abs() < 1e-5 * (1.0 - chosen.logp_raw));
+                let (ours, theirs) = (found.logp_sampling, chosen.logp_sampling);
+                prop_assert!((ours - theirs).abs() < 1e-5 * (1.0 - theirs));
+            }
+        }
     }
+}
+
+fn examine(row: &[f32], s: &Sampling, k: &NoiseKey, position: u32, id: u32) -> TokenEvidence {
+    let t = if s.temperature == 0.0 { 1.0 } else { f64::from(s.temperature) };
+    let scaled = |logit: &f32| f64::from(*logit) / t;
+    let max = row.iter().map(scaled).fold(f64::MIN, f64::max);
+    let sum: f64 = row.iter().map(|logit| (scaled(logit) - max).exp()).sum();
+    let log_softmax = scaled(&row[id as usize]) - max - sum.ln();
+    sampler(*s).examine(row, k, position, id).expect("finite").with(log_softmax as f32)
 }
 
 #[derive(Deserialize)]
@@ -193,8 +213,8 @@ fn greedy_takes_the_lowest_id_of_equals_and_reads_no_noise() {
         let choice = s.choose(&row, &key("greedy"), position).expect("finite");
         assert_eq!((choice.id, choice.logp_sampling), (1, 0.0));
     }
-    let margin = |id| s.margin(&row, &key("greedy"), 3, id).expect("finite").gap;
-    assert_eq!((margin(1), margin(0), margin(3)), (0.0, 3.0, 4.0));
+    let deficit = |id| s.examine(&row, &key("greedy"), 3, id).expect("finite").with(0.0).deficit;
+    assert_eq!((deficit(1), deficit(0), deficit(3)), (0.0, 3.0, 4.0));
 }
 
 /// χ² over the survivors against the exact distribution, at several settings.
@@ -260,7 +280,7 @@ fn rows_that_are_no_distribution_are_refused() {
             assert_eq!(sampler(s).choose(&masked, &key("bad"), position).expect("one").id, 1);
         }
     }
-    let outside = s.margin(&[1.0, 2.0], &key("bad"), 0, 2);
+    let outside = s.examine(&[1.0, 2.0], &key("bad"), 0, 2);
     assert_eq!(outside, Err(SamplingError::Id { id: 2, vocab: 2 }));
 }
 

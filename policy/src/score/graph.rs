@@ -5,7 +5,8 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, head, layout::Layout,
+    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, evidence::Examiner, head,
+    layout::Layout,
 };
 use crate::model::{Adapter, Decoder, ModelError};
 
@@ -37,12 +38,13 @@ pub(super) fn score(
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
     let layout = Layout::new(decoder, batch)?;
+    let examiner = Examiner::new(batch, &layout, config)?;
     let pass = Pass::new(decoder, adapter, &layout);
     let mut x = decoder.embed(&layout.ids);
     for index in 0..decoder.config().layers {
         x = pass.layer(index, x);
     }
-    scores(decoder, &pass.last(x), &layout, config)
+    scores(decoder, &pass.last(x), &layout, config, examiner.as_ref())
 }
 
 fn scores(
@@ -50,8 +52,9 @@ fn scores(
     hidden: &Tensor<2>,
     layout: &Layout,
     config: &ScoreConfig,
+    examiner: Option<&Examiner>,
 ) -> Result<Scores, ModelError> {
-    Ok(head::forward(decoder, hidden, &layout.targets, config)?.split(layout))
+    Ok(head::forward(decoder, hidden, &layout.targets, config, examiner)?.split(layout))
 }
 
 /// One pass over a layout: the same code with and without gradients.
@@ -91,6 +94,7 @@ impl GraphTape {
         config: &ScoreConfig,
     ) -> Result<Self, ModelError> {
         let layout = Layout::new(decoder, batch)?;
+        let examiner = Examiner::new(batch, &layout, config)?;
         let (decoder, adapter) = match (trainable, adapter) {
             (Trainable::Adapter, Some(adapter)) => (decoder.clone(), Some(adapter.tracked())),
             (_, adapter) => (decoder.tracked(), adapter.cloned()),
@@ -115,7 +119,7 @@ impl GraphTape {
             let output = pass.last(x);
             (Saved::Graph(Box::new(output.clone())), output.inner())
         };
-        let scores = scores(&decoder.untracked(), &hidden, &layout, config)?;
+        let scores = scores(&decoder.untracked(), &hidden, &layout, config, examiner.as_ref())?;
         let config = *config;
         Ok(Self { decoder, adapter, trainable, config, layout, saved, hidden, scores })
     }

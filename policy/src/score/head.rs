@@ -4,13 +4,19 @@
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::{ScoreConfig, Scores, layout::Layout};
-use crate::model::{Decoder, ModelError, to_f32};
+use rayon::prelude::*;
+
+use super::{ScoreConfig, Scores, evidence::Examiner, layout::Layout};
+use crate::{
+    model::{Decoder, ModelError, to_f32},
+    sampling::TokenEvidence,
+};
 
 /// What the head gives at the scored positions.
 pub(crate) struct HeadOutput {
     pub(crate) log_probs: Vec<f32>,
     pub(crate) entropies: Option<Vec<f32>>,
+    pub(crate) evidence: Option<Vec<Option<TokenEvidence>>>,
 }
 
 impl HeadOutput {
@@ -18,6 +24,13 @@ impl HeadOutput {
         Scores {
             log_probs: layout.split(&self.log_probs),
             entropies: self.entropies.map(|values| layout.split(&values)),
+            evidence: self.evidence.map(|values| {
+                layout
+                    .split(&values)
+                    .into_iter()
+                    .map(|row| row.into_iter().flatten().collect())
+                    .collect()
+            }),
         }
     }
 }
@@ -36,24 +49,41 @@ pub(crate) fn forward(
     hidden: &Tensor<2>,
     targets: &[u32],
     config: &ScoreConfig,
+    examiner: Option<&Examiner>,
 ) -> Result<HeadOutput, ModelError> {
     let head = decoder.head();
     let width = decoder.config().hidden;
     let mut log_probs = Vec::with_capacity(targets.len());
     let mut entropies = config.entropy.then(Vec::new);
+    let mut evidence = examiner.map(|_| Vec::new());
     let mut start = 0;
     for targets in targets.chunks(chunk(decoder, config)) {
         let end = start + targets.len();
         let rows = hidden.clone().slice([start..end, 0..width]);
-        let log = log_softmax(rows, &head, config);
+        let logits = logits(rows, &head);
+        let log = log_softmax(logits.clone(), config);
         let picked = log.clone().gather(1, decoder.int(targets).unsqueeze_dim(1));
         log_probs.extend(host(picked)?);
+        if let (Some(examiner), Some(evidence)) = (examiner, &mut evidence) {
+            let vocab = logits.dims()[1];
+            let rows = host(logits)?;
+            let known = log_probs.get(start..).unwrap_or_default();
+            let found: Result<Vec<_>, ModelError> = (rows.par_chunks(vocab))
+                .zip(targets.par_iter().zip(known))
+                .enumerate()
+                .map(|(at, (row, (&id, &log_prob)))| {
+                    let examined = examiner.examine(start + at, id, row)?;
+                    Ok(examined.map(|it| it.with(log_prob)))
+                })
+                .collect();
+            evidence.extend(found?);
+        }
         if let Some(entropies) = &mut entropies {
             entropies.extend(host(log.clone().exp().mul(log).sum_dim(1).neg())?);
         }
         start = end;
     }
-    Ok(HeadOutput { log_probs, entropies })
+    Ok(HeadOutput { log_probs, entropies, evidence })
 }
 
 /// `dL/dhidden` `[positions, hidden]`, and `dL/dhead` `[vocab, hidden]` where `weight` asks for it.
@@ -77,7 +107,7 @@ pub(crate) fn backward(
         let scaled: Vec<f32> = dlogp.iter().map(|d| d / config.temperature).collect();
         let data = TensorData::new(scaled, [count, 1]);
         let scaled = Tensor::<2>::from_data(data, decoder.device());
-        let p = log_softmax(rows.clone(), &head, config).exp();
+        let p = log_softmax(logits(rows.clone(), &head), config).exp();
         let index = decoder.int(targets).unsqueeze_dim(1);
         let dlogits = p.mul(scaled.clone().neg()).scatter(
             1,
@@ -99,8 +129,11 @@ pub(crate) fn backward(
     (Tensor::cat(parts, 0), dhead)
 }
 
-fn log_softmax(hidden: Tensor<2>, head: &Tensor<2>, config: &ScoreConfig) -> Tensor<2> {
-    let mut logits = to_f32(hidden.matmul(head.clone().transpose()));
+fn logits(hidden: Tensor<2>, head: &Tensor<2>) -> Tensor<2> {
+    to_f32(hidden.matmul(head.clone().transpose()))
+}
+
+fn log_softmax(mut logits: Tensor<2>, config: &ScoreConfig) -> Tensor<2> {
     if config.temperature != 1.0 {
         logits = logits.div_scalar(config.temperature);
     }

@@ -67,7 +67,7 @@ impl Layout {
     }
 
     /// Values of the scored ids, split by row.
-    pub(crate) fn split(&self, values: &[f32]) -> Vec<Vec<f32>> {
+    pub(crate) fn split<T: Clone>(&self, values: &[T]) -> Vec<Vec<T>> {
         let mut rest = values;
         let take = |&count: &usize| {
             let (row, after) = rest.split_at(count.min(rest.len()));

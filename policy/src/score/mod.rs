@@ -4,6 +4,7 @@
 //! into gradients.
 
 mod attention;
+mod evidence;
 mod gradients;
 mod graph;
 mod head;
@@ -17,9 +18,13 @@ pub use gradients::{Gradients, Parameters};
 pub use optimizer::{AdamWSettings, Optimizer};
 
 use burn::tensor::DType;
+use protocol::{NoiseKey, Sampling};
 
 use self::{graph::GraphTape, host::HostTape};
-use crate::model::{Adapter, Decoder, ModelError};
+use crate::{
+    model::{Adapter, Decoder, ModelError},
+    sampling::TokenEvidence,
+};
 
 /// One continuation of the batch's prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +34,9 @@ pub struct ScoreRow {
     /// For each id, whether its log-probability is wanted. The first id of a batch without a prefix
     /// has nothing before it and cannot be scored.
     pub scored: Vec<bool>,
+    /// Keys the noise that the scored ids were sampled with, where they shall be examined
+    /// ([`ScoreConfig::examine`]).
+    pub noise: Option<NoiseKey>,
 }
 
 /// Rows that continue one shared prefix.
@@ -52,21 +60,36 @@ pub struct ScoreConfig {
     pub head_chunk: usize,
     /// Whether the entropy at each scored position is wanted too.
     pub entropy: bool,
+    /// How rows with a noise key were sampled, to examine each of their scored ids by the same
+    /// logits. `temperature` above must be this one's (1 if that is greedy).
+    pub examine: Option<Sampling>,
 }
 
 impl Default for ScoreConfig {
     fn default() -> Self {
-        Self { temperature: 1.0, checkpointing: false, head_chunk: 0, entropy: false }
+        Self {
+            temperature: 1.0,
+            checkpointing: false,
+            head_chunk: 0,
+            entropy: false,
+            examine: None,
+        }
     }
 }
 
 impl ScoreConfig {
     pub(crate) fn check(&self) -> Result<(), ModelError> {
-        if self.temperature.is_finite() && self.temperature > 0.0 {
-            return Ok(());
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            let reason = format!("temperature {} is not a positive number", self.temperature);
+            return Err(ModelError::Input(reason));
         }
-        let reason = format!("temperature {} is not a positive number", self.temperature);
-        Err(ModelError::Input(reason))
+        match self.examine.map(|it| if it.temperature == 0.0 { 1.0 } else { it.temperature }) {
+            Some(sampled) if sampled != self.temperature => Err(ModelError::Input(format!(
+                "ids sampled at temperature {sampled} cannot be examined at {}",
+                self.temperature
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -86,6 +109,9 @@ pub struct Scores {
     pub log_probs: Vec<Vec<f32>>,
     /// Entropy in nats of the distribution that each scored id came from, where asked for.
     pub entropies: Option<Vec<Vec<f32>>>,
+    /// What the logits say about each scored id as a sampled one, where asked for: one vector a row,
+    /// empty for rows without a noise key.
+    pub evidence: Option<Vec<Vec<TokenEvidence>>>,
 }
 
 /// Scores without gradients.

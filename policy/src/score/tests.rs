@@ -71,6 +71,7 @@ fn batch(prefix: usize) -> ScoreBatch {
     let row = |len: usize, salt: usize| ScoreRow {
         ids: ids(len, salt),
         scored: (0..len).map(|i| (i > 0 || (salt == 1 && prefix > 0)) && i % 3 != salt).collect(),
+        noise: None,
     };
     ScoreBatch { prefix: ids(prefix, 9), rows: vec![row(7, 1), row(1, 2), row(12, 0)] }
 }
@@ -150,7 +151,10 @@ fn a_shared_prefix_changes_neither_scores_nor_gradients() {
         for row in &batch.rows {
             let ids = [batch.prefix.clone(), row.ids.clone()].concat();
             let scored = [vec![false; batch.prefix.len()], row.scored.clone()].concat();
-            let whole = ScoreBatch { prefix: Vec::new(), rows: vec![ScoreRow { ids, scored }] };
+            let whole = ScoreBatch {
+                prefix: Vec::new(),
+                rows: vec![ScoreRow { ids, scored, noise: None }],
+            };
             let (scores, part) = gradients(&decoder, trainable, &whole, &config);
             apart.extend(scores.log_probs);
             parts.add(part);
@@ -211,7 +215,7 @@ fn scores_are_those_of_the_full_pass() {
         expected.0.push((scaled[ids[i + 1] as usize] - sum) as f32);
         expected.1.push(scaled.iter().map(|x| (sum - x) * (x - sum).exp()).sum::<f64>() as f32);
     }
-    let row = ScoreRow { ids: ids[10..].to_vec(), scored: vec![true; 20] };
+    let row = ScoreRow { ids: ids[10..].to_vec(), scored: vec![true; 20], noise: None };
     let batch = ScoreBatch { prefix: ids[..10].to_vec(), rows: vec![row] };
     let temperature = temperature as f32;
     let config = ScoreConfig { temperature, entropy: true, ..Default::default() };
@@ -223,7 +227,7 @@ fn scores_are_those_of_the_full_pass() {
 #[test]
 fn malformed_batches_are_refused_in_one_line() {
     let decoder = decoder(Architecture::Qwen3);
-    let row = |ids: Vec<u32>, scored: Vec<bool>| ScoreRow { ids, scored };
+    let row = |ids: Vec<u32>, scored: Vec<bool>| ScoreRow { ids, scored, noise: None };
     let batch = |prefix: Vec<u32>, rows: Vec<ScoreRow>| ScoreBatch { prefix, rows };
     for (batch, says) in [
         (batch(vec![1], vec![]), "no rows"),
@@ -251,7 +255,7 @@ fn malformed_batches_are_refused_in_one_line() {
 #[test]
 fn nothing_scored_gives_no_scores_and_zero_gradients() {
     let decoder = decoder(Architecture::Qwen3);
-    let row = ScoreRow { ids: vec![1, 2, 3], scored: vec![false; 3] };
+    let row = ScoreRow { ids: vec![1, 2, 3], scored: vec![false; 3], noise: None };
     let batch = ScoreBatch { prefix: vec![4], rows: vec![row] };
     let (scores, gradients) =
         gradients(&decoder, Trainable::Adapter, &batch, &ScoreConfig::default());

@@ -1,6 +1,7 @@
 //! The engine on small random models, on both passes.
 
 mod admission;
+mod evidence;
 mod invariance;
 mod refusals;
 mod streams;

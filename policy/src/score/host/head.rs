@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::{
-    super::{ScoreConfig, head::HeadOutput, head::chunk},
+    super::{ScoreConfig, evidence::Examiner, head::HeadOutput, head::chunk},
     mat::Mat,
     math::{dot, exp_sum, largest},
 };
@@ -25,30 +25,39 @@ pub(super) fn forward(
     hidden: &Mat,
     targets: &[u32],
     config: &ScoreConfig,
+    examiner: Option<&Examiner>,
 ) -> Result<Scored, ModelError> {
     let head = decoder.head();
     let mut log_probs = vec![0.0; targets.len()];
     let mut sums = vec![0.0; targets.len()];
     let mut entropies = vec![0.0; targets.len()];
+    let mut evidence = vec![None; targets.len()];
     let size = chunk(decoder, config);
     let hidden = hidden.read()?.chunks(size * decoder.config().hidden);
     let outputs = log_probs.chunks_mut(size).zip(sums.chunks_mut(size));
-    let outputs = outputs.zip(entropies.chunks_mut(size));
-    for ((hidden, targets), ((log_probs, sums), entropies)) in
+    let outputs = outputs.zip(entropies.chunks_mut(size)).zip(evidence.chunks_mut(size));
+    let mut first = 0;
+    for ((hidden, targets), (((log_probs, sums), entropies), evidence)) in
         hidden.zip(targets.chunks(size)).zip(outputs)
     {
         let mut logits = logits(hidden, targets.len(), &head)?;
         let vocab = logits.cols;
-        (logits.write()?.par_chunks_mut(vocab).zip(targets))
-            .zip(log_probs.par_iter_mut().zip(sums).zip(entropies))
-            .for_each(|((logits, target), ((log_prob, sum), entropy))| {
-                let row = Row { logits, temperature: config.temperature, entropy: config.entropy };
-                let found = vectorized(ScoreRow { row, target: *target as usize });
-                (*log_prob, *sum, *entropy) = found;
-            });
+        (logits.write()?.par_chunks_mut(vocab).zip(targets).enumerate())
+            .zip(log_probs.par_iter_mut().zip(sums).zip(entropies).zip(evidence))
+            .try_for_each(|((at, (logits, &id)), (((log_prob, sum), entropy), evidence))| {
+                // First, as scoring leaves other values in the row.
+                let examined = examiner.map(|it| it.examine(first + at, id, logits)).transpose()?;
+                let (temperature, target) = (config.temperature, id as usize);
+                let row = Row { logits, temperature, entropy: config.entropy };
+                (*log_prob, *sum, *entropy) = vectorized(ScoreRow { row, target });
+                *evidence = examined.flatten().map(|it| it.with(*log_prob));
+                Ok::<_, ModelError>(())
+            })?;
+        first += targets.len();
     }
     let entropies = config.entropy.then_some(entropies);
-    Ok(Scored { output: HeadOutput { log_probs, entropies }, sums })
+    let evidence = examiner.map(|_| evidence);
+    Ok(Scored { output: HeadOutput { log_probs, entropies, evidence }, sums })
 }
 
 /// `dL/dhidden` `[positions, hidden]`, and the head's own gradient where `weight` asks for it.

@@ -20,7 +20,9 @@ use self::{
     mat::Mat,
     rows::{rms_norm, rms_norm_backward},
 };
-use super::{Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, layout::Layout};
+use super::{
+    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, evidence::Examiner, layout::Layout,
+};
 use crate::{
     device::Device,
     model::{Adapter, Decoder, ModelError},
@@ -64,6 +66,7 @@ pub(super) fn score(
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
     let layout = Layout::new(decoder, batch)?;
+    let examiner = Examiner::new(batch, &layout, config)?;
     let rope = decoder.rope_at(&layout.positions);
     let frame = Frame { decoder, layout: &layout, rope: &rope };
     let (ends, layers) = (Ends::new(&layout), decoder.config().layers);
@@ -74,7 +77,7 @@ pub(super) fn score(
     }
     let last = x.pick(&ends.predictors)?;
     let (normed, _) = final_norm(decoder, &last)?;
-    let scored = head::forward(decoder, &normed, &layout.targets, config)?;
+    let scored = head::forward(decoder, &normed, &layout.targets, config, examiner.as_ref())?;
     Ok(scored.output.split(&layout))
 }
 
@@ -117,6 +120,7 @@ impl HostTape {
         config: &ScoreConfig,
     ) -> Result<Self, ModelError> {
         let layout = Layout::new(decoder, batch)?;
+        let examiner = Examiner::new(batch, &layout, config)?;
         let rope = decoder.rope_at(&layout.positions);
         let frame = Frame { decoder, layout: &layout, rope: &rope };
         let layers: Vec<Layer> = (0..decoder.config().layers)
@@ -133,7 +137,7 @@ impl HostTape {
         }
         let last = x.pick(&ends.predictors)?;
         let (normed, scales) = final_norm(decoder, &last)?;
-        let scored = head::forward(decoder, &normed, &layout.targets, config)?;
+        let scored = head::forward(decoder, &normed, &layout.targets, config, examiner.as_ref())?;
         let scores = scored.output.split(&layout);
         let (decoder, config, sums) = (decoder.clone(), *config, scored.sums);
         Ok(Self {
