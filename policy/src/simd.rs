@@ -1,28 +1,69 @@
 //! Runs plain Rust loops compiled for the processor's vector instructions.
 //!
 //! The release targets a baseline x86-64, where the compiler may use 128-bit registers only. Code
-//! that is reached through [`vectorized`] is compiled again with AVX2 and FMA (and, with the feature
-//! `avx512`, once more with AVX-512) and chosen at run time. Floating-point operations are neither
-//! contracted nor reordered by that: loops that do not ask for [`MulAdd`] give the same bits on every
-//! processor.
+//! that is reached through [`vectorized`] is compiled again with AVX2 and FMA and once more with
+//! AVX-512, and chosen at run time. Floating-point operations are neither contracted nor reordered
+//! by that: loops that do not ask for [`MulAdd`] give the same bits on every processor, and those
+//! that do the same on every one that has fused multiply-adds.
 
 /// Calls `op` with the widest instructions that this processor has.
 ///
 /// `op` and what it calls must be `#[inline(always)]` to be compiled along with the caller.
 #[inline]
 pub(crate) fn vectorized<Op: Vectorized>(op: Op) -> Op::Output {
-    #[cfg(all(target_arch = "x86_64", feature = "avx512"))]
-    if let Some(v4) = pulp::x86::V4::try_new() {
-        return pulp::Simd::vectorize(v4, Wide(op));
-    }
     #[cfg(target_arch = "x86_64")]
-    if let Some(v3) = pulp::x86::V3::try_new() {
-        return pulp::Simd::vectorize(v3, Wide(op));
-    }
+    return x86::vectorized(op);
     #[cfg(target_arch = "aarch64")]
     return op.run::<Fused>();
-    #[cfg(not(target_arch = "aarch64"))]
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     op.run::<Separate>()
+}
+
+#[cfg(target_arch = "x86_64")]
+#[allow(unsafe_code)]
+mod x86 {
+    use super::{Fused, FusedWide, Separate, Vectorized};
+
+    #[inline]
+    pub(super) fn vectorized<Op: Vectorized>(op: Op) -> Op::Output {
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            // SAFETY: the processor has what the function is compiled for.
+            return unsafe { avx512(op) };
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            // SAFETY: as above.
+            return unsafe { avx2(op) };
+        }
+        op.run::<Separate>()
+    }
+
+    #[cfg(test)]
+    pub(super) fn fused() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    fn avx512<Op: Vectorized>(op: Op) -> Op::Output {
+        op.run::<FusedWide>()
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2<Op: Vectorized>(op: Op) -> Op::Output {
+        op.run::<Fused>()
+    }
+}
+
+/// Whether [`vectorized`] has multiply-adds with one rounding.
+#[cfg(test)]
+pub(crate) fn fused() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return x86::fused();
+    #[cfg(not(target_arch = "x86_64"))]
+    cfg!(target_arch = "aarch64")
 }
 
 /// A loop nest with its inputs, for [`vectorized`].
@@ -95,19 +136,6 @@ pub(crate) fn exp(x: f32) -> f32 {
         sum = sum * r + inverse;
     }
     sum * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
-}
-
-#[cfg(target_arch = "x86_64")]
-struct Wide<Op>(Op);
-
-#[cfg(target_arch = "x86_64")]
-impl<Op: Vectorized> pulp::WithSimd for Wide<Op> {
-    type Output = Op::Output;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) -> Op::Output {
-        if S::F32_LANES < 16 { self.0.run::<Fused>() } else { self.0.run::<FusedWide>() }
-    }
 }
 
 #[cfg(test)]

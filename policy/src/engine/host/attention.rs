@@ -170,7 +170,7 @@ impl Tile<'_> {
         let mut b = 0;
         while b < self.blocks {
             b += match wide.min(self.blocks - b) {
-                4.. if R == 1 || (M::WIDE && R <= 3) => self.score::<M, R, 4>(queries, b, scores),
+                4.. if R == 1 || (M::WIDE && R <= 5) => self.score::<M, R, 4>(queries, b, scores),
                 2.. if R <= 2 || M::WIDE => self.score::<M, R, 2>(queries, b, scores),
                 _ => self.score::<M, R, 1>(queries, b, scores),
             };
@@ -186,7 +186,7 @@ impl Tile<'_> {
         let mut p = 0;
         while p < panels {
             p += match wide.min(panels - p) {
-                4.. if R == 1 || (M::WIDE && R <= 3) => {
+                4.. if R == 1 || (M::WIDE && R <= 5) => {
                     self.gather::<M, R, 4>(scores, &inverse, p, result)
                 }
                 2.. if R <= 2 || M::WIDE => self.gather::<M, R, 2>(scores, &inverse, p, result),

@@ -183,9 +183,9 @@ impl Vectorized for Task<'_> {
     fn run<M: MulAdd>(self) {
         let Task { product, first, y } = self;
         let rows = product.x.rows;
-        let wide = columns::<M>(rows);
         // Tiles of nearly equal height: a short last one would run at latency.
         let tiles = rows.div_ceil(TILE).max(1);
+        let wide = columns::<M>(rows.div_ceil(tiles));
         let mut panel = first;
         for y in y.chunks_mut(rows.max(1) * wide) {
             let mut rest = y;
@@ -207,14 +207,13 @@ impl Vectorized for Task<'_> {
     }
 }
 
-/// How many panels beside each other suit so many rows: few rows leave registers for several, and
-/// need them to hide latencies.
+/// How many panels beside each other suit a tile of so many rows: few rows leave registers for
+/// several, and need them to hide latencies.
 #[inline(always)]
 pub(super) fn columns<M: MulAdd>(rows: usize) -> usize {
     match rows {
         0 | 1 => 4,
-        2 if M::WIDE => 4,
-        3 if M::WIDE => 4,
+        2..=5 if M::WIDE => 4,
         2 => 2,
         _ if M::WIDE => 2,
         _ => 1,
@@ -232,24 +231,21 @@ struct Place {
 impl Product<'_> {
     #[inline(always)]
     fn dispatch<M: MulAdd>(&self, height: usize, count: usize, at: Place, y: &mut [Chunk]) {
-        match (height, count) {
-            (1, 1) => self.tile::<M, 1, 1>(at, y),
-            (1, 2) => self.tile::<M, 1, 2>(at, y),
-            (1, 4) => self.tile::<M, 1, 4>(at, y),
-            (2, 1) => self.tile::<M, 2, 1>(at, y),
-            (2, 2) => self.tile::<M, 2, 2>(at, y),
-            (2, 4) if M::WIDE => self.tile::<M, 2, 4>(at, y),
-            (3, 1) => self.tile::<M, 3, 1>(at, y),
-            (3, 2) if M::WIDE => self.tile::<M, 3, 2>(at, y),
-            (3, 4) if M::WIDE => self.tile::<M, 3, 4>(at, y),
-            (4, 1) => self.tile::<M, 4, 1>(at, y),
-            (4, 2) if M::WIDE => self.tile::<M, 4, 2>(at, y),
-            (5, 1) => self.tile::<M, 5, 1>(at, y),
-            (5, 2) if M::WIDE => self.tile::<M, 5, 2>(at, y),
-            (6, 1) => self.tile::<M, 6, 1>(at, y),
-            (6, 2) if M::WIDE => self.tile::<M, 6, 2>(at, y),
-            (height, count) => debug_assert!(height == 0, "no tile of {height} by {count}"),
+        macro_rules! tile {
+            ($($rows:literal x $columns:literal $(if $guard:expr)?),* $(,)?) => {
+                match (height, count) {
+                    $(($rows, $columns) $(if $guard)? => self.tile::<M, $rows, $columns>(at, y),)*
+                    (height, count) => {
+                        debug_assert!(height == 0, "no tile of {height} by {count}");
+                    }
+                }
+            };
         }
+        tile!(
+            1 x 1, 1 x 2, 1 x 4, 2 x 1, 2 x 2, 3 x 1, 4 x 1, 5 x 1, 6 x 1,
+            2 x 4 if M::WIDE, 3 x 2 if M::WIDE, 3 x 4 if M::WIDE, 4 x 2 if M::WIDE,
+            4 x 4 if M::WIDE, 5 x 2 if M::WIDE, 5 x 4 if M::WIDE, 6 x 2 if M::WIDE,
+        );
     }
 
     /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels.
@@ -337,7 +333,7 @@ mod tests {
     /// Every count of rows and odd widths, with bias, adapter part and adding.
     #[test]
     fn a_product_is_right_for_every_shape() {
-        for rows in [1usize, 2, 3, 4, 5, 6, 7, 8, 13, 33] {
+        for rows in (1usize..=14).chain([33]) {
             for (inputs, outputs) in [(16, 16), (5, 3), (40, 70), (64, 48), (33, 129)] {
                 let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
                 let (bias, t, b) =
@@ -389,9 +385,28 @@ mod tests {
         let (mut alone, mut among) = (vec![0.0; 608], vec![0.0; 608]);
         for r in 0..40 {
             all.read_row(r, &mut among);
-            for count in 1..=7.min(40 - r) {
+            for count in 1..=14.min(40 - r) {
                 product(&x[r * inputs..][..count * inputs]).read_row(0, &mut alone);
                 assert_eq!(alone, among, "row {r} of {count}");
+            }
+        }
+    }
+
+    /// The widest instructions, and single ones in the order of the narrow tiles.
+    #[test]
+    fn a_product_has_the_same_bits_with_any_fused_instructions() {
+        let (inputs, outputs) = (72, 80);
+        let weight = Packed::pack(&values(outputs * inputs, 2), outputs, inputs, 1.0);
+        for rows in 1..=26 {
+            let x = panels(&values(rows * inputs, 1), inputs);
+            let product = Product { x: x.view(), weight: &weight, low: None, add: false };
+            let mut y = [Panels::default(), Panels::default()];
+            y.iter_mut().for_each(|y| y.reshape(outputs, rows));
+            let [wide, narrow] = y.each_mut().map(|y| Task { product, first: 0, y: &mut y.chunks });
+            vectorized(wide);
+            narrow.run::<crate::simd::Fused>();
+            if crate::simd::fused() {
+                assert_eq!(y[0].chunks, y[1].chunks, "{rows} rows");
             }
         }
     }
