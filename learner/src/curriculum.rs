@@ -47,16 +47,25 @@ impl TaskOrder {
     }
 
     fn shuffle(&mut self, epoch: u64) {
-        let key = |id: &String| {
-            let parts: [&[u8]; 3] = [&self.run.0.0, &epoch.to_le_bytes(), id.as_bytes()];
-            Digest::of_parts("rollcall-order-v1", &parts)
-        };
+        let key = |id: &String| order_key(self.run, epoch, id);
         let mut order: Vec<(Digest, usize)> =
             self.ids.iter().enumerate().map(|(row, id)| (key(id), row)).collect();
         order.sort_unstable();
         self.order = order.into_iter().map(|(_, row)| row).collect();
         self.epoch = epoch;
     }
+}
+
+/// What decides a task's place in an epoch: tasks are played in the order of their keys.
+pub fn order_key(run: RunId, epoch: u64, id: &str) -> Digest {
+    let parts: [&[u8]; 3] = [&run.0.0, &epoch.to_le_bytes(), id.as_bytes()];
+    Digest::of_parts("rollcall-order-v1", &parts)
+}
+
+/// The round that a group is an evaluation of; none for training groups.
+pub fn evaluation_round(group: u64) -> Option<u32> {
+    let round = u32::try_from((group & !EVALUATION_GROUPS) >> 32).ok()?;
+    (group >= EVALUATION_GROUPS).then_some(round)
 }
 
 /// The seed that the environment is reset with: the row's own where it fixes one, else one drawn for

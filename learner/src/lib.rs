@@ -5,6 +5,7 @@ pub mod audit;
 pub mod cli;
 pub mod curriculum;
 pub mod files;
+pub mod journal;
 pub mod leases;
 pub mod local_actors;
 pub mod loss;

@@ -1,6 +1,7 @@
 //! A recipe with everything that it names read, checked and hashed: what a run starts from.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -102,6 +103,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     recipe.reward.check(&environment).map_err(|error| {
         RecipeError::conflict("reward.protocol", error.to_string(), "or choose another environment")
     })?;
+    recipe.evidence.check(&environment)?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
     let derived = derive(&recipe, run, &format, &train, &eval)?;
@@ -136,16 +138,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
 impl Plan {
     /// What its episodes must keep to. Nothing is stale in a run that waits for its episodes.
     pub fn audit_terms(&self) -> AuditTerms {
-        AuditTerms {
-            run: self.run,
-            format: self.format.clone(),
-            vocabulary: self.vocabulary,
-            environment: self.recipe.environment.clone(),
-            limits: self.recipe.training.episode_limits(),
-            reward: self.recipe.reward,
-            max_staleness: 0,
-            allow_recorded: false,
-        }
+        audit_terms(self.run, &self.recipe, self.format.clone(), self.vocabulary)
     }
 
     /// What actors are told, so that they do as the learner does.
@@ -171,7 +164,6 @@ impl Plan {
             sha256: file.sha256,
             rows: rows.len(),
         };
-        let description = &self.environment;
         Manifest {
             schema_version: 1,
             status: Status::Planned,
@@ -193,21 +185,14 @@ impl Plan {
                 .map(|evaluation| dataset(&evaluation.dataset, &self.eval)),
             output_dir: self.output.clone(),
             settings: recipe.settings(),
-            environment: EnvironmentRecord {
-                name: description.name.clone(),
-                version: description.version.clone(),
-                sha256: recipe.environment.digest(),
-                determinism: description.determinism,
-                tools: description.tools.iter().map(ToolSpec::to_json).collect(),
-                milestones: description.milestones.clone(),
-                reward_range: [*description.reward_range.start(), *description.reward_range.end()],
-            },
+            environment: environment_record(recipe, &self.environment),
             policy_format: PolicyFormat {
                 tokenizer_sha256: self.model.tokenizer,
                 chat_template_sha256: self.model.template,
                 tool_call_dialect: format!("{:?}", self.format.dialect()),
                 tools_in_template: self.format.tools_in_template(),
                 stop_ids: self.format.stop_ids().to_vec(),
+                files: BTreeMap::new(),
             },
             reward_protocol: reward_protocol(recipe.reward),
             reference_policy: "the base checkpoint with the adapter disabled".into(),
@@ -218,7 +203,39 @@ impl Plan {
     }
 }
 
-fn reward_protocol(protocol: RewardProtocol) -> Value {
+/// What the episodes of a recipe's run must keep to.
+pub(crate) fn audit_terms(
+    run: RunId,
+    recipe: &Recipe,
+    format: Arc<ChatFormat>,
+    vocabulary: u32,
+) -> AuditTerms {
+    AuditTerms {
+        run,
+        format,
+        vocabulary,
+        environment: recipe.environment.clone(),
+        limits: recipe.training.episode_limits(),
+        reward: recipe.reward,
+        max_staleness: 0,
+        allow_recorded: recipe.evidence.allow_recorded,
+    }
+}
+
+/// What a recipe's environment says about itself.
+pub(crate) fn environment_record(recipe: &Recipe, description: &Description) -> EnvironmentRecord {
+    EnvironmentRecord {
+        name: description.name.clone(),
+        version: description.version.clone(),
+        sha256: recipe.environment.digest(),
+        determinism: description.determinism,
+        tools: description.tools.iter().map(ToolSpec::to_json).collect(),
+        milestones: description.milestones.clone(),
+        reward_range: [*description.reward_range.start(), *description.reward_range.end()],
+    }
+}
+
+pub(crate) fn reward_protocol(protocol: RewardProtocol) -> Value {
     let formula = match protocol {
         RewardProtocol::Environment => "the environment's score by the learner's own replay",
         RewardProtocol::TrustedMilestonesV1 => {
@@ -230,7 +247,7 @@ fn reward_protocol(protocol: RewardProtocol) -> Value {
 }
 
 /// The chat format of a recipe's checkpoint.
-fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFormat, RecipeError> {
+pub(crate) fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFormat, RecipeError> {
     let options = ChatOptions {
         tools: tools.iter().map(ToolSpec::to_json).collect(),
         system: recipe.system_prompt.clone(),

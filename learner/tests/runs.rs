@@ -8,11 +8,11 @@ use std::{
 };
 
 use learner::{
-    files::{EpisodeContext, RunDirectory, Status, read_manifest, verify_evidence},
+    files::{Answer, EpisodeContext, RunDirectory, Status, read_manifest, verify_evidence},
     plan::{Plan, plan},
 };
 use policy::model::{Decoder, ModelConfig, checkpoint_digests};
-use protocol::Digest;
+use protocol::{ActorId, Digest};
 use serde_json::{Value, json};
 use support::{Say, VOCABULARY, World, text, write_tokenizer};
 
@@ -210,7 +210,15 @@ fn play(bench: &Bench) -> (Plan, RunDirectory) {
     let mut forged = world.play(&lease, &[Say::Guess(9), text("no")]);
     forged.reward = 1.0;
     let rejected = world.audit(&forged, &lease).expect_err("forged");
-    files.reject(&rejected).expect("written");
+    let body = forged.encode().expect("encodes");
+    let answer = Answer {
+        actor: ActorId(Digest::of(b"actor")),
+        lease: lease.id,
+        attempt: 0,
+        behind: 0,
+        body: &body,
+    };
+    files.reject(&answer, &rejected).expect("written");
     files.step(&json!({"step": 1, "loss": 0.25}), 0.5).expect("written");
     (plan, files)
 }

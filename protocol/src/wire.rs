@@ -21,6 +21,7 @@ pub use control::{
 };
 pub(crate) use episode::check_episode_len;
 pub use episode::peek_lease;
+pub use grant::{decode_lease, encode_lease};
 
 use serde::{Deserialize, Serialize};
 

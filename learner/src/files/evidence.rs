@@ -6,7 +6,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
 };
 
@@ -23,6 +23,9 @@ use crate::{
     audit::{Audited, PolicyAudit},
     reward::Reward,
 };
+
+/// Longest line that is read, in bytes.
+const MAX_LINE: u64 = 512 << 20;
 
 /// Which policy played.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -192,6 +195,90 @@ impl EvidenceLog {
     }
 }
 
+/// A line of a log as it stands there.
+#[derive(Clone, Debug)]
+pub struct EvidenceLine {
+    /// From 1.
+    pub number: u64,
+    /// Its bytes, without the newline.
+    pub text: Vec<u8>,
+    /// Its row.
+    pub row: EvidenceRow,
+    /// What is wrong with its place in the chain, if anything is.
+    pub broken: Option<String>,
+}
+
+/// Reads a log from its start. Lines that break the chain are handed on with what is wrong, so that
+/// the rest can be looked at too.
+#[derive(Debug)]
+pub struct EvidenceReader {
+    path: PathBuf,
+    lines: BufReader<fs::File>,
+    head: Digest,
+    rows: u64,
+}
+
+impl EvidenceReader {
+    /// A reader of the log of `run`.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(path: impl Into<PathBuf>, run: &RunId) -> Result<Self, FileError> {
+        let path = path.into();
+        let file = fs::File::open(&path).map_err(FileError::io("open", &path))?;
+        Ok(Self { path, lines: BufReader::new(file), head: genesis(run), rows: 0 })
+    }
+
+    /// SHA-256 of the last line that was read; of the run, where there was none.
+    pub fn head(&self) -> Digest {
+        self.head
+    }
+
+    /// Lines that were read.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// The next line; none at the end.
+    ///
+    /// # Errors
+    /// The file cannot be read; a line that is torn, or no row.
+    pub fn read(&mut self) -> Result<Option<EvidenceLine>, FileError> {
+        let mut text = Vec::new();
+        let mut limited = std::io::Read::by_ref(&mut self.lines).take(MAX_LINE);
+        let read = limited.read_until(b'\n', &mut text);
+        if read.map_err(FileError::io("read", &self.path))? == 0 {
+            return Ok(None);
+        }
+        let number = self.rows + 1;
+        let damaged = |problem: String| FileError::Damaged {
+            path: self.path.clone(),
+            line: Some(number),
+            problem,
+        };
+        if text.pop() != Some(b'\n') {
+            return Err(damaged("the line is torn".into()));
+        }
+        let link: Link = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        let row = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        let broken = (link.previous != self.head).then(|| {
+            let (follows, before) = (link.previous.short(), self.head.short());
+            format!("it follows {follows}, and the line before has {before}")
+        });
+        self.head = Digest::of(&text);
+        self.rows = number;
+        Ok(Some(EvidenceLine { number, text, row, broken }))
+    }
+}
+
+/// A row as the line that follows one with the digest `previous`.
+///
+/// # Errors
+/// It is no JSON.
+pub fn evidence_line(previous: Digest, row: &EvidenceRow) -> Result<Vec<u8>, serde_json::Error> {
+    serde_json::to_vec(&Chained { previous, row })
+}
+
 /// Reads a log from its start, checks that it is a chain of this run, and hands on its rows. Returns
 /// how many there are, and the head.
 ///
@@ -202,34 +289,14 @@ pub fn verify_evidence(
     run: &RunId,
     mut row: impl FnMut(EvidenceRow) -> Result<(), String>,
 ) -> Result<(u64, Digest), FileError> {
-    let file = fs::File::open(path).map_err(FileError::io("open", path))?;
-    let mut reader = BufReader::new(file);
-    let (mut head, mut rows, mut line) = (genesis(run), 0, Vec::new());
-    loop {
-        line.clear();
-        let read = reader.read_until(b'\n', &mut line).map_err(FileError::io("read", path))?;
-        if read == 0 {
-            return Ok((rows, head));
-        }
-        rows += 1;
-        let damaged = |problem: String| FileError::Damaged {
+    let mut reader = EvidenceReader::open(path, run)?;
+    while let Some(line) = reader.read()? {
+        let checked = line.broken.map_or(Ok(()), Err).and_then(|()| row(line.row));
+        checked.map_err(|problem| FileError::Damaged {
             path: path.to_owned(),
-            line: Some(rows),
+            line: Some(line.number),
             problem,
-        };
-        if line.pop() != Some(b'\n') {
-            return Err(damaged("the line is torn".into()));
-        }
-        let link: Link = serde_json::from_slice(&line).map_err(|e| damaged(e.to_string()))?;
-        if link.previous != head {
-            return Err(damaged(format!(
-                "it follows {}, and the line before has {}",
-                link.previous.short(),
-                head.short()
-            )));
-        }
-        let parsed = serde_json::from_slice(&line).map_err(|e| damaged(e.to_string()))?;
-        row(parsed).map_err(damaged)?;
-        head = Digest::of(&line);
+        })?;
     }
+    Ok((reader.rows(), reader.head()))
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::UpdateEvidence;
+use crate::journal::JournalRecord;
 
 /// How a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -95,6 +96,10 @@ pub struct PolicyFormat {
     pub tools_in_template: bool,
     /// The ids that end a turn.
     pub stop_ids: Vec<u32>,
+    /// The checkpoint's files that decide all this, as they lie in the run's `tokenizer/`, with their
+    /// SHA-256; empty in plans.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, Digest>,
 }
 
 /// Numbers that follow from the settings.
@@ -131,6 +136,17 @@ pub struct EvidenceRecord {
     pub head: Digest,
 }
 
+/// The adapters that were announced, as far as they were archived.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyRecord {
+    /// Different policies.
+    pub announced: u64,
+    /// Of these, the archived.
+    pub archived: u64,
+    /// Bytes of the archive.
+    pub bytes: u64,
+}
+
 /// An adapter that was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterRecord {
@@ -160,6 +176,8 @@ pub struct TaskCoverage {
     pub evaluation_rollouts: u64,
     /// Episodes that were refused.
     pub rejected_rollouts: u64,
+    /// Of these, bytes that are kept.
+    pub rejected_bytes: u64,
 }
 
 /// One group that was trained on.
@@ -200,6 +218,12 @@ pub struct Progressed {
     pub steps: u64,
     /// The evidence log.
     pub evidence: Option<EvidenceRecord>,
+    /// The journal.
+    pub journal: Option<JournalRecord>,
+    /// The adapters that were announced.
+    pub policies: PolicyRecord,
+    /// The metrics file.
+    pub metrics: Option<FileRecord>,
     /// Adapters that were written.
     pub adapters: Vec<AdapterRecord>,
     /// What of the tasks was played.

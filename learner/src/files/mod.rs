@@ -5,6 +5,8 @@
 //! | `manifest.json` | status, hashes, versions, settings, coverage, update evidence; replaced atomically |
 //! | `evidence.jsonl` | one line an accepted episode, chained by hash; the head stands in the manifest |
 //! | `metrics.jsonl` | one line an optimizer step |
+//! | `journal/` | every judged episode's bytes, every group ordered, every policy announced |
+//! | `policies/<policy>.safetensors` | the adapter of every policy that played |
 //! | `rejected/<episode>.json` | each refused episode and its reason |
 //! | `adapters/<step>-<digest>/` | adapters in PEFT's format |
 //! | `tokenizer/` | the checkpoint's tokenizer and chat template |
@@ -13,6 +15,7 @@ mod atomic;
 mod evidence;
 mod jsonl;
 mod manifest;
+mod policies;
 mod run_directory;
 mod time;
 mod update;
@@ -21,16 +24,23 @@ mod versions;
 use std::{io, path::PathBuf};
 
 pub use atomic::write_atomic;
-pub use evidence::{EvidenceLog, EvidenceRow, PolicyVersion, messages, verify_evidence};
+pub use evidence::{
+    EvidenceLine, EvidenceLog, EvidenceReader, EvidenceRow, PolicyVersion, evidence_line, messages,
+    verify_evidence,
+};
 pub use jsonl::JsonLines;
 pub use manifest::{
     AdapterRecord, DatasetRecord, Derived, EnvironmentRecord, EvidenceRecord, FileRecord,
-    GroupRecord, Manifest, ModelRecord, PolicyFormat, Progressed, Status, TaskCoverage,
+    GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord, Progressed, Status,
+    TaskCoverage,
 };
-pub use run_directory::{EpisodeContext, RunDirectory, read_manifest};
+pub use policies::{PolicyError, PolicyStore};
+pub use run_directory::{Answer, EpisodeContext, RunDirectory, read_manifest};
 pub use time::utc_now;
 pub use update::{UpdateEvidence, compare_adapters};
 pub use versions::{dependency_versions, program_sha256};
+
+use crate::journal::JournalError;
 
 /// A file of a run could not be written or read: one line with action, path and cause.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +73,9 @@ pub enum FileError {
         /// What is wrong.
         problem: String,
     },
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
     /// An adapter cannot be written.
     #[error("cannot write the adapter to {path}: {source}", path = .path.display())]
     Adapter {

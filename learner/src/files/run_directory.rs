@@ -1,36 +1,46 @@
 //! Writes a run's directory while the run goes on.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use policy::{chat::ChatFormat, model::Adapter};
-use protocol::Digest;
+use protocol::{ActorId, AdapterManifest, Digest, LeaseId, PolicyDigest};
 use serde::Serialize;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::{
-    AdapterRecord, EvidenceLog, EvidenceRecord, EvidenceRow, FileError, GroupRecord, JsonLines,
-    Manifest, PolicyVersion, Progressed, Status, compare_adapters, program_sha256, utc_now,
-    write_atomic,
+    AdapterRecord, EvidenceLog, EvidenceRecord, EvidenceRow, FileError, FileRecord, GroupRecord,
+    JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed, Status, compare_adapters,
+    program_sha256, utc_now, write_atomic,
 };
 use crate::{
     advantage::{ScaleRewards, group_advantages},
     audit::{Audited, Rejected},
+    journal::{Journal, Record},
+    leases::GroupOrder,
     plan::Plan,
 };
 
 const MANIFEST: &str = "manifest.json";
-const EVIDENCE: &str = "evidence.jsonl";
-const METRICS: &str = "metrics.jsonl";
+pub(crate) const EVIDENCE: &str = "evidence.jsonl";
+pub(crate) const METRICS: &str = "metrics.jsonl";
+pub(crate) const JOURNAL: &str = "journal";
+pub(crate) const REJECTED: &str = "rejected";
+pub(crate) const TOKENIZER: &str = "tokenizer";
+/// Bytes of refused episodes that are kept in all. What is refused after that leaves its reason only,
+/// so that a hostile actor cannot fill the disk.
+const REJECTED_BYTES: u64 = 64 << 20;
 /// Refusals that the manifest names one by one.
 const LAST_REJECTED: usize = 100;
 
 /// Files of a checkpoint that say how text becomes ids.
-const TOKENIZER_FILES: [&str; 8] = [
+const TOKENIZER_FILES: [&str; 9] = [
+    "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
@@ -40,6 +50,21 @@ const TOKENIZER_FILES: [&str; 8] = [
     "merges.txt",
     "generation_config.json",
 ];
+
+/// An answer to a lease, as it came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// Who sent it.
+    pub actor: ActorId,
+    /// The lease.
+    pub lease: LeaseId,
+    /// The latest issue of the lease.
+    pub attempt: u32,
+    /// How many updates newer than its policy there are.
+    pub behind: u64,
+    /// The episode's bytes.
+    pub body: &'a [u8],
+}
 
 /// Where episodes belong that are written down.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +83,12 @@ pub struct RunDirectory {
     progress: Progressed,
     evidence: EvidenceLog,
     metrics: JsonLines,
+    metrics_sha256: Sha256,
+    journal: Journal,
+    policies: PolicyStore,
+    announced: BTreeSet<PolicyDigest>,
+    /// Bytes of adapters that may be archived in all.
+    archive_bytes: u64,
     format: Arc<ChatFormat>,
     tasks: BTreeSet<String>,
 }
@@ -73,7 +104,7 @@ impl RunDirectory {
             fs::create_dir_all(parent).map_err(FileError::io("create", parent))?;
         }
         fs::create_dir(&path).map_err(FileError::io("create", &path))?;
-        copy_tokenizer(&plan.recipe.model.path, &path.join("tokenizer"))?;
+        let tokenizer = copy_tokenizer(&plan.recipe.model.path, &path.join(TOKENIZER))?;
         let mut progress = Progressed {
             started_at: Some(utc_now()),
             program_sha256: program_sha256(),
@@ -85,11 +116,17 @@ impl RunDirectory {
             progress,
             evidence: EvidenceLog::create(path.join(EVIDENCE), &plan.run)?,
             metrics: JsonLines::create(path.join(METRICS))?,
+            metrics_sha256: Sha256::new(),
+            journal: Journal::create(path.join(JOURNAL), plan.run)?,
+            policies: PolicyStore::create(&path, plan.model.weights)?,
+            announced: BTreeSet::new(),
+            archive_bytes: plan.recipe.evidence.archive_bytes(),
             format: plan.format.clone(),
             tasks: BTreeSet::new(),
             path,
         };
         this.manifest.status = Status::Running;
+        this.manifest.policy_format.files = tokenizer;
         this.write_manifest(true)?;
         Ok(this)
     }
@@ -110,7 +147,7 @@ impl RunDirectory {
     /// # Errors
     /// The files cannot be written.
     pub fn step(&mut self, record: &impl Serialize, grad_norm: f64) -> Result<(), FileError> {
-        self.metrics.append(record)?;
+        self.metrics(record)?;
         self.progress.steps += 1;
         self.progress.update_evidence.nonzero_gradient_steps += u64::from(grad_norm > 0.0);
         self.write_manifest(false)
@@ -121,7 +158,67 @@ impl RunDirectory {
     /// # Errors
     /// The file cannot be written.
     pub fn metrics(&mut self, record: &impl Serialize) -> Result<(), FileError> {
-        self.metrics.append(record).map(drop)
+        self.metrics_sha256.update(self.metrics.append(record)?);
+        self.metrics_sha256.update(b"\n");
+        Ok(())
+    }
+
+    /// Writes down a policy that is about to be announced, and archives its adapter where the recipe
+    /// leaves room.
+    ///
+    /// # Errors
+    /// The files cannot be written.
+    pub fn policy(&mut self, manifest: &AdapterManifest, bytes: &[u8]) -> Result<(), FileError> {
+        let policies = &mut self.progress.policies;
+        if self.announced.insert(manifest.policy) {
+            policies.announced += 1;
+            if policies.bytes + manifest.bytes <= self.archive_bytes {
+                self.policies.archive(&manifest.policy, bytes)?;
+                policies.archived += 1;
+                policies.bytes += manifest.bytes;
+            }
+        }
+        let record = Record::Policy {
+            step: manifest.step,
+            policy: manifest.policy,
+            adapter: manifest.adapter,
+            bytes: manifest.bytes,
+            archived: self.policies.holds(&manifest.policy),
+        };
+        Ok(self.journal.append(&record)?)
+    }
+
+    /// Writes down a group that is about to be played.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), FileError> {
+        Ok(self.journal.append(&Record::Group { group, order: order.clone() })?)
+    }
+
+    /// Writes down an episode that the audit passed.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn accept(&mut self, answer: &Answer<'_>) -> Result<(), FileError> {
+        let &Answer { actor, attempt, behind, body, .. } = answer;
+        Ok(self.journal.append(&Record::Accepted { actor, attempt, behind, body })?)
+    }
+
+    /// Writes down a group that was given up.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn dropped(&mut self, group: u64) -> Result<(), FileError> {
+        Ok(self.journal.append(&Record::Dropped { group })?)
+    }
+
+    /// Waits until what was journalled will survive a crash of the machine.
+    ///
+    /// # Errors
+    /// The system says no.
+    pub fn keep(&mut self) -> Result<(), FileError> {
+        Ok(self.journal.sync()?)
     }
 
     /// Writes the accepted rollouts of one group, by generation.
@@ -172,14 +269,29 @@ impl RunDirectory {
         Ok(())
     }
 
-    /// Writes a refused episode and its reason to `rejected/`.
+    /// Writes a refused episode and its reason to the journal and to `rejected/`.
     ///
     /// # Errors
     /// The directory cannot be written.
-    pub fn reject(&mut self, rejected: &Rejected) -> Result<(), FileError> {
+    pub fn reject(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), FileError> {
         let (rung, code) = rejected.reason.name();
+        let &Answer { actor, lease, attempt, behind, body } = answer;
+        let kept = &mut self.progress.task_coverage.rejected_bytes;
+        let fits = *kept + body.len() as u64 <= REJECTED_BYTES;
+        if fits {
+            *kept += body.len() as u64;
+        }
+        self.journal.append(&Record::Rejected {
+            actor,
+            lease,
+            attempt,
+            behind,
+            id: rejected.id,
+            reason: code,
+            body: fits.then_some(body),
+        })?;
         let message = rejected.reason.to_string();
-        let directory = self.path.join("rejected");
+        let directory = self.path.join(REJECTED);
         fs::create_dir_all(&directory).map_err(FileError::io("create", &directory))?;
         let record = json!({
             "episode_id": rejected.id,
@@ -188,7 +300,7 @@ impl RunDirectory {
             "reason": code,
             "message": message,
             "rejected_at": utc_now(),
-            "episode": rejected.episode,
+            "episode": rejected.episode.as_ref().filter(|_| fits),
         });
         let path = directory.join(format!("{}.json", rejected.id));
         write_atomic(&path, format!("{record:#}\n").as_bytes(), false)?;
@@ -275,6 +387,7 @@ impl RunDirectory {
         self.progress.error = (status != Status::Completed).then(|| reason.to_owned());
         self.progress.leases = serde_json::to_value(leases).unwrap_or(Value::Null);
         self.progress.task_coverage.consumed_unique_task_ids = self.tasks.iter().cloned().collect();
+        self.journal.sync()?;
         self.evidence.sync()?;
         self.metrics.sync()?;
         let groups = std::mem::take(&mut self.progress.reward_groups);
@@ -294,6 +407,11 @@ impl RunDirectory {
             file: EVIDENCE.into(),
             rows: self.evidence.rows(),
             head: self.evidence.head(),
+        });
+        self.progress.journal = Some(self.journal.so_far());
+        self.progress.metrics = Some(FileRecord {
+            path: METRICS.into(),
+            sha256: Digest(self.metrics_sha256.clone().finalize().into()),
         });
         self.progress.reward_groups = groups;
         self.manifest.progress = Some(self.progress.clone());
@@ -319,7 +437,23 @@ pub fn read_manifest(run: &Path) -> Result<Manifest, FileError> {
     })
 }
 
-fn copy_tokenizer(model: &Path, to: &Path) -> Result<(), FileError> {
+/// Files of a checkpoint that say how text becomes ids, with their digests.
+///
+/// # Errors
+/// One cannot be read.
+pub(crate) fn tokenizer_files(model: &Path) -> Result<BTreeMap<String, Digest>, FileError> {
+    let mut files = BTreeMap::new();
+    for name in TOKENIZER_FILES {
+        let path = model.join(name);
+        if path.is_file() {
+            let bytes = fs::read(&path).map_err(FileError::io("read", path))?;
+            files.insert(name.to_owned(), Digest::of(&bytes));
+        }
+    }
+    Ok(files)
+}
+
+fn copy_tokenizer(model: &Path, to: &Path) -> Result<BTreeMap<String, Digest>, FileError> {
     fs::create_dir(to).map_err(FileError::io("create", to))?;
     for name in TOKENIZER_FILES {
         let from = model.join(name);
@@ -327,5 +461,5 @@ fn copy_tokenizer(model: &Path, to: &Path) -> Result<(), FileError> {
             fs::copy(&from, to.join(name)).map_err(FileError::io("copy", from))?;
         }
     }
-    Ok(())
+    tokenizer_files(to)
 }

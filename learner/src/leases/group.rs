@@ -23,6 +23,23 @@ pub struct GroupOrder {
     pub deadline_ms: u64,
 }
 
+impl GroupOrder {
+    /// One of its leases.
+    pub fn lease(&self, run: RunId, id: LeaseId, attempt: u32) -> Lease {
+        Lease {
+            run,
+            id,
+            attempt,
+            task: self.task.clone(),
+            seed: self.seed,
+            noise_key: NoiseKey::derive(&run, id),
+            policy: self.policy,
+            sampling: self.sampling,
+            deadline_ms: self.deadline_ms,
+        }
+    }
+}
+
 /// A lease in an actor's hands.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grant {
@@ -203,16 +220,6 @@ impl Group {
 
     /// The lease of a slot.
     pub(super) fn lease(&self, run: RunId, id: LeaseId, attempt: u32) -> Lease {
-        Lease {
-            run,
-            id,
-            attempt,
-            task: self.order.task.clone(),
-            seed: self.order.seed,
-            noise_key: NoiseKey::derive(&run, id),
-            policy: self.order.policy,
-            sampling: self.order.sampling,
-            deadline_ms: self.order.deadline_ms,
-        }
+        self.order.lease(run, id, attempt)
     }
 }

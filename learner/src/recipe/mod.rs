@@ -27,7 +27,7 @@ pub use error::RecipeError;
 pub use frozen::Frozen;
 pub(crate) use frozen::check_output;
 pub use lora::LoraSettings;
-pub use online::{Evaluation, Recipe};
+pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};
 pub use sampling::SamplingSettings;
 pub use sft::{Conversation, SftRecipe, SftSettings, Trainable, read_conversations};
@@ -36,7 +36,12 @@ pub use training::{FailurePolicy, TrainingSettings};
 /// The id of the run that these settings describe ([`Recipe::settings`]), played in the environment
 /// of this digest: the same wherever it is written and wherever its files lie.
 pub(crate) fn run_id(kind: &str, settings: &Value, environment: Option<Digest>) -> RunId {
-    let settings = json::canonical(settings);
+    let mut settings = settings.clone();
+    // What a run keeps of itself does not make it another run.
+    if let Some(settings) = settings.as_object_mut() {
+        settings.remove("evidence");
+    }
+    let settings = json::canonical(&settings);
     let environment = environment.map(|digest| digest.0);
     let environment = environment.as_ref().map_or(&[][..], |bytes| bytes.as_slice());
     RunId(Digest::of_parts("rollcall-run-v1", &[kind.as_bytes(), settings.as_bytes(), environment]))

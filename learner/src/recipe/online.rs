@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use environments::EnvironmentSpec;
+use environments::{Description, Determinism, EnvironmentSpec};
 use protocol::Digest;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -30,6 +31,7 @@ const KEYS: &[&str] = &[
     "environment",
     "evaluation",
     "reward",
+    "evidence",
 ];
 
 /// A recipe whose every field is valid. Frozen files are named, not yet read.
@@ -61,6 +63,40 @@ pub struct Recipe {
     pub evaluation: Option<Evaluation>,
     /// How episodes are rewarded.
     pub reward: RewardProtocol,
+    /// What is kept for later audits, and what they may lack.
+    pub evidence: EvidenceSettings,
+}
+
+/// The `evidence` section. It decides nothing of what is played, so it is no part of the run's id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct EvidenceSettings {
+    /// MiB of adapters that are archived in all, so that every episode can be scored again under the
+    /// policy that played it; 0 (none) to 16,777,216. Default 4,096.
+    pub archive_mib: u64,
+    /// Take episodes of environments that cannot be played again, on their trace alone. Default false.
+    pub allow_recorded: bool,
+}
+
+impl EvidenceSettings {
+    /// Bytes of adapters that are archived in all.
+    pub fn archive_bytes(&self) -> u64 {
+        self.archive_mib << 20
+    }
+
+    /// Whether episodes of this environment are taken.
+    ///
+    /// # Errors
+    /// They cannot be replayed, and the recipe does not allow that.
+    pub fn check(&self, environment: &Description) -> Result<(), RecipeError> {
+        if environment.determinism == Determinism::Recorded && !self.allow_recorded {
+            return Err(RecipeError::conflict(
+                "environment",
+                format!("{} is recorded: its episodes cannot be played again", environment.name),
+                "set evidence.allow_recorded to true to take them on their trace alone",
+            ));
+        }
+        Ok(())
+    }
 }
 
 /// The `evaluation` section.
@@ -112,8 +148,29 @@ impl Recipe {
             environment: EnvironmentSpec::parse(environment)?,
             evaluation: evaluation(&recipe, base, training.sampling)?,
             reward: reward(&recipe)?,
+            evidence: evidence(&recipe)?,
             training,
         })
+    }
+
+    /// The recipe that [`Recipe::settings`] are of, as a manifest holds them. Of what it froze only the
+    /// digests are known; `model` is where the files lie that stand for the checkpoint.
+    ///
+    /// # Errors
+    /// The first setting that is none of this release.
+    pub fn from_settings(settings: &Value, model: &Path) -> Result<Self, RecipeError> {
+        let mut settings = settings.clone();
+        for (pointer, path) in [
+            ("/model", model),
+            ("/dataset", Path::new("-")),
+            ("/evaluation/dataset", Path::new("-")),
+        ] {
+            if let Some(Value::Object(file)) = settings.pointer_mut(pointer) {
+                file.insert("path".into(), path.to_string_lossy().into());
+            }
+        }
+        let sha256 = Digest::of(settings.to_string().as_bytes());
+        Self::parse(&settings, Path::new(""), sha256)
     }
 
     /// Everything that decides a run, defaults filled in: what stands in plans and manifests. Paths
@@ -139,6 +196,7 @@ impl Recipe {
                 "min_p": it.sampling.min_p,
             })),
             "reward": {"protocol": self.reward},
+            "evidence": self.evidence,
         })
     }
 }
@@ -180,6 +238,19 @@ fn evaluation(
         num_generations: section.u32("num_generations", Some(1), 1..=1024)?,
         sampling: SamplingSettings::read(&section, training, true)?,
     }))
+}
+
+fn evidence(recipe: &Section<'_>) -> Result<EvidenceSettings, RecipeError> {
+    let empty = json!({});
+    let section = Section::new(
+        "evidence",
+        recipe.value("evidence").unwrap_or(&empty),
+        &["archive_mib", "allow_recorded"],
+    )?;
+    Ok(EvidenceSettings {
+        archive_mib: section.u64("archive_mib", Some(4096), 0..=1 << 24)?,
+        allow_recorded: section.bool("allow_recorded", false)?,
+    })
 }
 
 fn reward(recipe: &Section<'_>) -> Result<RewardProtocol, RecipeError> {

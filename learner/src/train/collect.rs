@@ -10,7 +10,7 @@ use std::{
 };
 
 use protocol::{
-    AckOutcome, ActorId, AdapterManifest, EpisodeId, FromActor, FromLearner, LeaseAttempt, LeaseId,
+    AckOutcome, ActorId, AdapterManifest, EpisodeId, FromActor, FromLearner, LeaseAttempt,
 };
 use serde::Serialize;
 use terminal::{Failure, Interrupt};
@@ -18,7 +18,8 @@ use tracing::{info, warn};
 
 use crate::{
     audit::{Audited, Auditor, Presented, Rejected, check_group},
-    leases::{DroppedGroup, GroupOrder, LeaseBook, LeaseCounts, Submission},
+    files::Answer,
+    leases::{DroppedGroup, GroupOrder, LeaseBook, LeaseCounts, Standing, Submission},
     local_actors::LocalActors,
     recipe::FailurePolicy,
     serve::{Actor, Event, Server},
@@ -26,6 +27,8 @@ use crate::{
 
 /// How long the coordinator sleeps when nothing happens.
 const TICK: Duration = Duration::from_millis(50);
+/// Events that are handled before acknowledgements go out, where more are waiting.
+const BURST: usize = 64;
 
 /// A group whose every rollout was accepted, by generation.
 #[derive(Debug)]
@@ -52,13 +55,38 @@ pub struct CollectCounts {
     pub losses: u64,
 }
 
-/// Receives what the collector decides on, as it decides.
+/// Receives what the collector decides on, as it decides. What it was told before a call of
+/// [`Witness::keep`] is on stable storage after it.
 pub trait Witness {
+    /// A group was ordered.
+    ///
+    /// # Errors
+    /// The record of it cannot be kept; so below.
+    fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure>;
+
+    /// An episode was audited and kept.
+    ///
+    /// # Errors
+    /// As above.
+    fn accepted(&mut self, answer: &Answer<'_>) -> Result<(), Failure>;
+
     /// An episode was refused.
     ///
     /// # Errors
-    /// The record of it cannot be kept.
-    fn rejected(&mut self, rejected: &Rejected) -> Result<(), Failure>;
+    /// As above.
+    fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure>;
+
+    /// A group was given up.
+    ///
+    /// # Errors
+    /// As above.
+    fn dropped(&mut self, group: u64) -> Result<(), Failure>;
+
+    /// Episodes are about to be acknowledged.
+    ///
+    /// # Errors
+    /// As above: nothing may be acknowledged.
+    fn keep(&mut self) -> Result<(), Failure>;
 
     /// So many of the ordered rollouts are in.
     fn progress(&mut self, done: usize, ordered: usize);
@@ -75,6 +103,8 @@ pub struct Collector {
     failure_policy: FailurePolicy,
     manifest: Option<AdapterManifest>,
     accepted: HashMap<EpisodeId, Audited>,
+    /// Acknowledgements that wait until what they promise is on stable storage.
+    unsaid: Vec<(ActorId, EpisodeId, AckOutcome)>,
     counts: CollectCounts,
     clock: Instant,
 }
@@ -109,6 +139,7 @@ impl Collector {
             failure_policy,
             manifest: None,
             accepted: HashMap::new(),
+            unsaid: Vec::new(),
             counts: CollectCounts::default(),
             clock: Instant::now(),
         }
@@ -148,6 +179,7 @@ impl Collector {
             orders.iter().map(|(group, order)| (*group, order.generations)).collect();
         let ordered = orders.iter().map(|(_, order)| order.generations as usize).sum();
         for (group, order) in orders {
+            witness.ordered(group, &order)?;
             self.book.open(group, order).map_err(Failure::fault)?;
         }
         let mut complete = Vec::new();
@@ -158,9 +190,13 @@ impl Collector {
             }
             self.tend()?;
             self.grant();
-            if let Some(event) = self.server.next(TICK) {
+            let mut patience = TICK;
+            for _ in 0..BURST {
+                let Some(event) = self.server.next(patience) else { break };
                 self.handle(event, witness)?;
+                patience = Duration::ZERO;
             }
+            self.acknowledge(witness)?;
             for (actor, lease) in self.book.expire(self.now_ms()) {
                 warn!(actor = %actor.0.short(), %lease, "expired");
                 self.revoke(actor, lease);
@@ -177,7 +213,7 @@ impl Collector {
                 complete.push(CollectedGroup { group: group.group, rollouts });
             }
             while let Some(dropped) = self.book.take_lost() {
-                self.forget(&dropped);
+                self.forget(&dropped, witness)?;
             }
             let open = self.accepted.len();
             let finished: usize = complete.iter().map(|group| group.rollouts.len()).sum();
@@ -267,9 +303,7 @@ impl Collector {
         match message {
             FromActor::Episode { id, body } => {
                 let outcome = self.judge(actor, id, &body, witness)?;
-                if let Some(actor) = self.actors.get(&actor) {
-                    actor.say(FromLearner::Ack { episode: id, outcome });
-                }
+                self.unsaid.push((actor, id, outcome));
             }
             FromActor::LeaseFailed { lease, reason } => {
                 warn!(actor = %actor.0.short(), %lease, "failed: {reason}");
@@ -313,24 +347,31 @@ impl Collector {
                 return Ok(AckOutcome::Rejected { reason: "no lease of this actor's".into() });
             }
         }
+        let attempt = match &standing {
+            Standing::Open(lease) => lease.attempt,
+            Standing::Spent | Standing::Unknown => 0,
+        };
+        let answer = Answer { actor, lease, attempt, behind: 0, body };
         match self.auditor.audit(Presented { id, body, standing: &standing, behind: 0 }) {
             Ok(audited) => {
+                witness.accepted(&answer)?;
                 self.book.accept(lease);
                 self.accepted.insert(id, audited);
                 Ok(AckOutcome::Stored)
             }
-            Err(rejected) => self.refuse(lease, &rejected, witness),
+            Err(rejected) => self.refuse(&answer, &rejected, witness),
         }
     }
 
     fn refuse(
         &mut self,
-        lease: LeaseId,
+        answer: &Answer<'_>,
         rejected: &Rejected,
         witness: &mut dyn Witness,
     ) -> Result<AckOutcome, Failure> {
+        let lease = answer.lease;
         warn!(%lease, "rejected: {}", rejected.reason);
-        witness.rejected(rejected)?;
+        witness.rejected(answer, rejected)?;
         self.book.reject(lease);
         match self.failure_policy {
             FailurePolicy::Abort => Err(Failure::Fault(format!(
@@ -341,13 +382,28 @@ impl Collector {
         }
     }
 
+    /// Says what became of episodes, once that is on stable storage.
+    fn acknowledge(&mut self, witness: &mut dyn Witness) -> Result<(), Failure> {
+        if self.unsaid.is_empty() {
+            return Ok(());
+        }
+        witness.keep()?;
+        for (actor, episode, outcome) in self.unsaid.drain(..) {
+            if let Some(actor) = self.actors.get(&actor) {
+                actor.say(FromLearner::Ack { episode, outcome });
+            }
+        }
+        Ok(())
+    }
+
     fn revoke(&self, actor: ActorId, lease: LeaseAttempt) {
         if let Some(actor) = self.actors.get(&actor) {
             actor.say(FromLearner::Revoke(vec![lease]));
         }
     }
 
-    fn forget(&mut self, dropped: &DroppedGroup) {
+    fn forget(&mut self, dropped: &DroppedGroup, witness: &mut dyn Witness) -> Result<(), Failure> {
+        witness.dropped(dropped.group)?;
         warn!(group = dropped.group, "dropped: a lease of it cannot be played");
         for (actor, lease) in &dropped.revoke {
             self.revoke(*actor, *lease);
@@ -355,5 +411,6 @@ impl Collector {
         for unused in &dropped.unused {
             self.accepted.remove(unused);
         }
+        Ok(())
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     advantage::group_advantages,
     audit::{Auditor, Rejected},
     curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{EpisodeContext, RunDirectory},
+    files::{Answer, EpisodeContext, FileError, RunDirectory},
     leases::{GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
@@ -83,12 +83,35 @@ struct Watcher<'a> {
     what: String,
 }
 
+impl Watcher<'_> {
+    fn write(
+        &mut self,
+        record: impl FnOnce(&mut RunDirectory) -> Result<(), FileError>,
+    ) -> Result<(), Failure> {
+        // An evaluation without a run keeps nothing.
+        self.files.as_deref_mut().map_or(Ok(()), record).map_err(Failure::fault)
+    }
+}
+
 impl Witness for Watcher<'_> {
-    fn rejected(&mut self, rejected: &Rejected) -> Result<(), Failure> {
-        match &mut self.files {
-            Some(files) => files.reject(rejected).map_err(Failure::fault),
-            None => Ok(()),
-        }
+    fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure> {
+        self.write(|files| files.ordered(group, order))
+    }
+
+    fn accepted(&mut self, answer: &Answer<'_>) -> Result<(), Failure> {
+        self.write(|files| files.accept(answer))
+    }
+
+    fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure> {
+        self.write(|files| files.reject(answer, rejected))
+    }
+
+    fn dropped(&mut self, group: u64) -> Result<(), Failure> {
+        self.write(|files| files.dropped(group))
+    }
+
+    fn keep(&mut self) -> Result<(), Failure> {
+        self.write(RunDirectory::keep)
     }
 
     fn progress(&mut self, done: usize, ordered: usize) {
@@ -165,7 +188,7 @@ impl Learner {
             rounds: 0,
             plan,
         };
-        learner.publish()?;
+        learner.publish(None)?;
         Ok(learner)
     }
 
@@ -194,16 +217,32 @@ impl Learner {
         self.collector.counts()
     }
 
-    /// Announces the adapter as it is now.
-    fn publish(&mut self) -> Result<(), Failure> {
-        let bytes = self.adapter.to_safetensors().map_err(Failure::fault)?;
-        let manifest =
-            AdapterManifest::build(u64::from(self.step), &self.plan.model.weights, &bytes)
-                .map_err(Failure::fault)?;
+    /// Announces the adapter as it is now, and keeps it before anyone can play it.
+    fn publish(&mut self, files: Option<&mut RunDirectory>) -> Result<(), Failure> {
+        let (manifest, bytes) = self.broadcast()?;
         self.policy = manifest.policy;
         self.adapter_digest = manifest.adapter;
+        if let Some(files) = files {
+            files.policy(&manifest, &bytes).map_err(Failure::fault)?;
+        }
         self.collector.publish(manifest, bytes);
         Ok(())
+    }
+
+    fn broadcast(&self) -> Result<(AdapterManifest, Vec<u8>), Failure> {
+        let bytes = self.adapter.to_safetensors().map_err(Failure::fault)?;
+        let step = u64::from(self.step);
+        let manifest = AdapterManifest::build(step, &self.plan.model.weights, &bytes);
+        Ok((manifest.map_err(Failure::fault)?, bytes))
+    }
+
+    /// Keeps the adapter that the run starts from.
+    ///
+    /// # Errors
+    /// The run's directory cannot be written.
+    pub fn keep_first(&self, files: &mut RunDirectory) -> Result<(), Failure> {
+        let (manifest, bytes) = self.broadcast()?;
+        files.policy(&manifest, &bytes).map_err(Failure::fault)
     }
 
     fn order(&self, row: &TaskRow, group: u64, sampling: Sampling, generations: u32) -> GroupOrder {
@@ -368,7 +407,7 @@ impl Learner {
         )
         .map_err(Failure::fault)?;
         self.step += 1;
-        self.publish()?;
+        self.publish(Some(&mut *files))?;
         let update_seconds = updating.elapsed().as_secs_f64();
         for (group, advantages) in groups.iter().zip(&advantages) {
             let context =

@@ -65,6 +65,7 @@ pub fn train(
 ) -> Result<Summary, Failure> {
     let mut learner = Learner::start(plan, options, None, runtime, interrupt, progress)?;
     let mut files = RunDirectory::create(learner.plan()).map_err(Failure::mistake)?;
+    learner.keep_first(&mut files)?;
     let result = train_in(&mut learner, &mut files, progress);
     progress.end();
     let (status, reason) = match &result {

@@ -35,6 +35,26 @@ struct GrantWire<'a> {
     deadline_ms: Vec<u64>,
 }
 
+/// One lease as the bytes of a grant, for those who keep it.
+///
+/// # Errors
+/// A value is over its bound.
+pub fn encode_lease(lease: &Lease) -> Result<Vec<u8>, WireError> {
+    encode(std::slice::from_ref(lease))
+}
+
+/// Reads [`encode_lease`]'s bytes back.
+///
+/// # Errors
+/// The bytes are no grant of one lease.
+pub fn decode_lease(bytes: &[u8]) -> Result<Lease, WireError> {
+    let mut leases = decode(bytes)?;
+    match (leases.pop(), leases.is_empty()) {
+        (Some(lease), true) => Ok(lease),
+        _ => CHECK.fail("leases", "more than one lease"),
+    }
+}
+
 pub(super) fn encode(leases: &[Lease]) -> Result<Vec<u8>, WireError> {
     validate(leases)?;
     let mut tasks: Vec<&Task> = Vec::new();

@@ -1,0 +1,250 @@
+//! What a journal's records say, and their bytes: bincode with fixed-width little-endian integers, as
+//! on the wire, every byte used.
+
+use protocol::{
+    ActorId, Digest, EpisodeId, LeaseId, PolicyDigest, RunId,
+    wire::{decode_lease, encode_lease, line},
+};
+use serde::{Deserialize, Serialize};
+
+use super::MAX_PAYLOAD;
+use crate::leases::GroupOrder;
+
+/// One record. Episodes are borrowed: their bytes are written and read as they came.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Record<'a> {
+    /// A group was ordered. With the run's id this is every lease of it.
+    Group {
+        /// Its number.
+        group: u64,
+        /// What its leases ask for.
+        order: GroupOrder,
+    },
+    /// A policy was announced.
+    Policy {
+        /// Optimizer steps behind it.
+        step: u64,
+        /// Its digest.
+        policy: PolicyDigest,
+        /// SHA-256 of its adapter.
+        adapter: Digest,
+        /// Length of its adapter.
+        bytes: u64,
+        /// Whether the adapter was archived.
+        archived: bool,
+    },
+    /// The answer to a lease, audited and kept. The lease stands in the bytes.
+    Accepted {
+        /// Who sent it.
+        actor: ActorId,
+        /// The latest issue of the lease.
+        attempt: u32,
+        /// Updates between its policy and the newest when it was judged.
+        behind: u64,
+        /// The episode.
+        body: &'a [u8],
+    },
+    /// The answer to a lease, refused.
+    Rejected {
+        /// Who sent it.
+        actor: ActorId,
+        /// The lease.
+        lease: LeaseId,
+        /// The latest issue of the lease.
+        attempt: u32,
+        /// Updates between its policy and the newest when it was judged.
+        behind: u64,
+        /// Its announced id.
+        id: EpisodeId,
+        /// The stable name of the reason.
+        reason: &'a str,
+        /// The episode; nothing where it was over the bound of what is kept of refused episodes.
+        body: Option<&'a [u8]>,
+    },
+    /// A group was given up: its accepted episodes are used for nothing.
+    Dropped {
+        /// Which.
+        group: u64,
+    },
+}
+
+/// A payload that is no record of this release.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RecordError(String);
+
+#[derive(Serialize, Deserialize)]
+struct GroupWire<'a> {
+    generations: u32,
+    lease: &'a [u8],
+}
+
+#[derive(Serialize, Deserialize)]
+struct PolicyWire {
+    step: u64,
+    policy: Digest,
+    adapter: Digest,
+    bytes: u64,
+    archived: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct AcceptedWire<'a> {
+    actor: Digest,
+    attempt: u32,
+    behind: u64,
+    body: &'a [u8],
+}
+
+#[derive(Serialize, Deserialize)]
+struct RejectedWire<'a> {
+    actor: Digest,
+    group: u64,
+    generation: u32,
+    attempt: u32,
+    behind: u64,
+    id: Digest,
+    reason: &'a str,
+    #[serde(borrow)]
+    body: Option<&'a [u8]>,
+}
+
+fn config() -> impl bincode::config::Config {
+    bincode::config::standard().with_fixed_int_encoding().with_limit::<MAX_PAYLOAD>()
+}
+
+impl<'a> Record<'a> {
+    /// The byte that says which record it is.
+    pub(super) fn kind(&self) -> u8 {
+        match self {
+            Self::Group { .. } => 1,
+            Self::Policy { .. } => 2,
+            Self::Accepted { .. } => 3,
+            Self::Rejected { .. } => 4,
+            Self::Dropped { .. } => 5,
+        }
+    }
+
+    /// Its payload.
+    ///
+    /// # Errors
+    /// A value over its bound.
+    pub(super) fn encode(&self, run: RunId) -> Result<Vec<u8>, RecordError> {
+        match self {
+            Self::Group { group, order } => {
+                let id = LeaseId { group: *group, generation: 0 };
+                let lease = encode_lease(&order.lease(run, id, 0)).map_err(wrong)?;
+                pack(&GroupWire { generations: order.generations, lease: &lease })
+            }
+            Self::Policy { step, policy, adapter, bytes, archived } => pack(&PolicyWire {
+                step: *step,
+                policy: policy.0,
+                adapter: *adapter,
+                bytes: *bytes,
+                archived: *archived,
+            }),
+            Self::Accepted { actor, attempt, behind, body } => {
+                pack(&AcceptedWire { actor: actor.0, attempt: *attempt, behind: *behind, body })
+            }
+            Self::Rejected { actor, lease, attempt, behind, id, reason, body } => {
+                pack(&RejectedWire {
+                    actor: actor.0,
+                    group: lease.group,
+                    generation: lease.generation,
+                    attempt: *attempt,
+                    behind: *behind,
+                    id: id.0,
+                    reason,
+                    body: *body,
+                })
+            }
+            Self::Dropped { group } => pack(group),
+        }
+    }
+
+    /// Reads a payload back.
+    ///
+    /// # Errors
+    /// It is no record of this kind, or of no kind that this release knows.
+    pub(super) fn decode(run: RunId, kind: u8, payload: &'a [u8]) -> Result<Self, RecordError> {
+        Ok(match kind {
+            1 => {
+                let wire: GroupWire<'_> = unpack(payload)?;
+                let lease = decode_lease(wire.lease).map_err(wrong)?;
+                if lease.run != run {
+                    return Err(RecordError("a group of another run".into()));
+                }
+                let group = lease.id.group;
+                let order = GroupOrder {
+                    task: lease.task,
+                    seed: lease.seed,
+                    policy: lease.policy,
+                    sampling: lease.sampling,
+                    generations: wire.generations,
+                    deadline_ms: lease.deadline_ms,
+                };
+                Self::Group { group, order }
+            }
+            2 => {
+                let wire: PolicyWire = unpack(payload)?;
+                Self::Policy {
+                    step: wire.step,
+                    policy: PolicyDigest(wire.policy),
+                    adapter: wire.adapter,
+                    bytes: wire.bytes,
+                    archived: wire.archived,
+                }
+            }
+            3 => {
+                let wire: AcceptedWire<'_> = unpack(payload)?;
+                Self::Accepted {
+                    actor: ActorId(wire.actor),
+                    attempt: wire.attempt,
+                    behind: wire.behind,
+                    body: wire.body,
+                }
+            }
+            4 => {
+                let wire: RejectedWire<'_> = unpack(payload)?;
+                Self::Rejected {
+                    actor: ActorId(wire.actor),
+                    lease: LeaseId { group: wire.group, generation: wire.generation },
+                    attempt: wire.attempt,
+                    behind: wire.behind,
+                    id: EpisodeId(wire.id),
+                    reason: wire.reason,
+                    body: wire.body,
+                }
+            }
+            5 => Self::Dropped { group: unpack(payload)? },
+            other => {
+                return Err(RecordError(format!(
+                    "records of kind {other} are none of this release"
+                )));
+            }
+        })
+    }
+}
+
+fn wrong(error: impl std::fmt::Display) -> RecordError {
+    RecordError(line(&error.to_string()))
+}
+
+fn pack(value: &impl Serialize) -> Result<Vec<u8>, RecordError> {
+    let payload = bincode::serde::encode_to_vec(value, config()).map_err(wrong)?;
+    if payload.len() > MAX_PAYLOAD {
+        let got = payload.len();
+        return Err(RecordError(format!("{got} bytes, the limit is {MAX_PAYLOAD}")));
+    }
+    Ok(payload)
+}
+
+fn unpack<'a, T: Deserialize<'a>>(payload: &'a [u8]) -> Result<T, RecordError> {
+    let (value, used) =
+        bincode::serde::borrow_decode_from_slice(payload, config()).map_err(wrong)?;
+    if used < payload.len() {
+        let rest = payload.len() - used;
+        return Err(RecordError(format!("{rest} bytes follow the record")));
+    }
+    Ok(value)
+}
