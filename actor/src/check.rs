@@ -2,21 +2,11 @@
 
 use environments::{EnvironmentSpec, probe};
 use protocol::{Split, Task};
-use serde_json::Value;
 use terminal::{Failure, print_line};
 
-/// Examines the environment of a recipe, or one given as JSON text.
+/// Examines an environment, given as [`EnvironmentSpec::from_argument`] takes it.
 pub(crate) fn run(argument: &str, task: &str) -> Result<(), Failure> {
-    let text = if argument.trim_start().starts_with('{') {
-        argument.to_owned()
-    } else {
-        std::fs::read_to_string(argument)
-            .map_err(|e| Failure::Mistake(format!("{argument}: {e}; give a recipe or JSON text")))?
-    };
-    let value: Value =
-        serde_json::from_str(&text).map_err(|e| Failure::Mistake(format!("{argument}: {e}")))?;
-    let section = value.get("environment").unwrap_or(&value);
-    let spec = EnvironmentSpec::parse(section).map_err(Failure::mistake)?;
+    let spec = EnvironmentSpec::from_argument(argument).map_err(Failure::mistake)?;
     let description = spec.describe().map_err(Failure::fault)?;
     print_line(&format!("environment  {} ({})", description.name, description.version));
     print_line(&format!("settings     {}", spec.to_json()));

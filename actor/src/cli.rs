@@ -56,7 +56,7 @@ enum Command {
     Sample(SampleArguments),
     /// Examine an environment: schema, determinism, limits.
     Check {
-        /// The recipe's `environment` section as JSON, or a recipe file that holds one.
+        /// A built-in environment's name, its section as JSON, or a recipe that holds one.
         environment: String,
         /// A dataset row's `task` object, as JSON.
         #[arg(long, default_value = "{}")]

@@ -8,11 +8,11 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use protocol::{Split, Task};
+use protocol::{Split, Task, TraceRow};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Raised, Score, Simulated, Simulation,
+    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score, Simulated, Simulation,
     SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
@@ -106,10 +106,33 @@ impl Blueprint for Settings {
     fn draw_task(&self, _: Split, _: &mut Draws) -> Option<(String, Map<String, Value>)> {
         Some(("Find the hidden number.\n".into(), Map::new()))
     }
+
+    /// Halves what the answers have left.
+    fn expert(&self, task: &Task) -> Result<Option<Player>, SpecError> {
+        let n = self.for_task(&task_fields(task)?)?.n;
+        Ok(Some(Box::new(move |_, rows| {
+            Some(Move::new(NAME, json!({"value": middle(n, rows)})))
+        })))
+    }
 }
 
 fn score(solved: bool) -> Score {
     Score::new(f64::from(u8::from(solved)), solved, [SOLVED], |_| solved)
+}
+
+/// The middle of what the rows so far have left of 1..=n.
+fn middle(n: u64, rows: &[TraceRow]) -> u64 {
+    let (mut low, mut high) = (1, n);
+    for row in rows {
+        let arguments: Value = serde_json::from_str(&row.arguments).unwrap_or_default();
+        let Some(value) = arguments.get("value").and_then(Value::as_u64) else { continue };
+        match row.observation.as_str() {
+            "higher" => low = low.max(value.saturating_add(1)),
+            "lower" => high = high.min(value.saturating_sub(1)),
+            _ => {}
+        }
+    }
+    low + high.saturating_sub(low) / 2
 }
 
 /// The game.

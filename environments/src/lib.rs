@@ -40,7 +40,7 @@ pub use environment::{Description, Determinism, Environment, Reply, Score};
 pub use fault::{Fault, Raised};
 pub use fields::SpecError;
 pub use limits::Limits;
-pub use play::{Move, play};
+pub use play::{Move, Player, play};
 pub use probe::{ProbeReport, probe};
 pub use recorder::{EpisodeKey, Recorder, Recording};
 pub use replay::{Claim, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay};

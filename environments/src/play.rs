@@ -34,6 +34,10 @@ impl Move {
     }
 }
 
+/// A program in the policy's place: it is shown the reset text and the rows so far, and makes a move
+/// or none.
+pub type Player = Box<dyn FnMut(&str, &[TraceRow]) -> Option<Move>>;
+
 /// Plays one episode, asking `player` for a move until the episode ends, the player has none, or
 /// `max_turns` are made. The player is shown the reset text and the rows so far.
 ///

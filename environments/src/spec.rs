@@ -11,10 +11,10 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use protocol::{Digest, Split, Task, TraceRow};
 use serde::{Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
-    Description, Environment, Fault, Limits, Score, SpecError, ToolSpec, add,
+    Description, Environment, Fault, Limits, Player, Score, SpecError, ToolSpec, add,
     draws::Draws,
     fields::{Fields, shown},
     guess, office, recorder,
@@ -51,6 +51,14 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
     /// users bring their own tasks.
     fn draw_task(&self, _split: Split, _draws: &mut Draws) -> Option<(String, Map<String, Value>)> {
         None
+    }
+
+    /// A program that plays a task well, for baselines and demonstrations. Nothing where there is none.
+    ///
+    /// # Errors
+    /// A task that it cannot play.
+    fn expert(&self, _task: &Task) -> Result<Option<Player>, SpecError> {
+        Ok(None)
     }
 }
 
@@ -101,6 +109,28 @@ impl EnvironmentSpec {
         let blueprint = parse(&mut fields)?;
         fields.refuse_others()?;
         Ok(Self { blueprint, limits })
+    }
+
+    /// Reads what a command line says: an environment's name, its section as JSON text, or a file that
+    /// is such a section or holds one under `environment`, as a recipe does.
+    ///
+    /// # Errors
+    /// It is none of these, or as [`EnvironmentSpec::parse`].
+    pub fn from_argument(argument: &str) -> Result<Self, SpecError> {
+        if Self::names().any(|name| name == argument) {
+            return Self::parse(&json!({"name": argument}));
+        }
+        let wrong = |reason: String| SpecError::Argument {
+            argument: argument.chars().take(200).collect(),
+            reason,
+        };
+        let text = if argument.trim_start().starts_with('{') {
+            argument.to_owned()
+        } else {
+            std::fs::read_to_string(argument).map_err(|error| wrong(error.to_string()))?
+        };
+        let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        Self::parse(value.get("environment").unwrap_or(&value))
     }
 
     /// An environment that is not in the registry, for programs that bring their own.
@@ -179,6 +209,14 @@ impl EnvironmentSpec {
         self.blueprint.check_task(task)
     }
 
+    /// A program that plays a task well; nothing where the environment has none.
+    ///
+    /// # Errors
+    /// A task that it cannot play.
+    pub fn expert(&self, task: &Task) -> Result<Option<Player>, SpecError> {
+        self.blueprint.expert(task)
+    }
+
     /// The score that a checked trace stands for, from its milestones alone; nothing where the
     /// environment's score depends on more than those.
     pub fn score_trace(&self, rows: &[TraceRow]) -> Option<Score> {
@@ -215,8 +253,6 @@ pub(crate) fn settings(value: Value) -> Map<String, Value> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn error(section: Value) -> String {
@@ -274,6 +310,24 @@ mod tests {
         }
         let long = error(json!({"name": "x".repeat(10_000)}));
         assert!(long.len() < 200, "{long}");
+    }
+
+    #[test]
+    fn a_command_line_gives_a_name_a_section_or_a_file() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("recipe.json");
+        std::fs::write(&path, r#"{"environment": {"name": "office", "level": 2}}"#).expect("written");
+        for (argument, name) in
+            [("guess", "guess"), (r#" {"name": "add"}"#, "add"), (&path.to_string_lossy(), "office")]
+        {
+            let spec = EnvironmentSpec::from_argument(argument).expect("an environment");
+            assert_eq!(spec.name(), name);
+        }
+        for argument in ["wordle", "{", r#"{"name": 1}"#] {
+            let error = EnvironmentSpec::from_argument(argument).expect_err("refused").to_string();
+            assert!(error.contains(" or ") || error.contains("one of"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
     }
 
     #[test]

@@ -4,9 +4,11 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use policy::device::DeviceChoice;
+use protocol::Split;
 use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
 use crate::{
+    dataset::{self, DatasetOptions},
     plan::{plan, plan_inputs},
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
@@ -95,6 +97,27 @@ enum Command {
         /// Variables for the chat template, as a JSON object.
         #[arg(long, default_value = "{}")]
         chat_template_kwargs: String,
+    },
+    /// Write task rows of a built-in environment, or an expert's conversations for `learner sft`; prints
+    /// the file's path and SHA-256 as recipes freeze it.
+    Dataset {
+        /// A built-in environment's name, its section as JSON, or a recipe that holds one.
+        environment: String,
+        /// How many rows.
+        #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+        rows: u32,
+        /// Training tasks, or held-out ones, which are never asked in training.
+        #[arg(long, value_parser = split)]
+        split: Split,
+        /// Decides the rows; other seeds give other rows with other ids.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// An expert's conversations instead of tasks.
+        #[arg(long)]
+        expert: bool,
+        /// The file to write, which must not exist.
+        #[arg(long)]
+        output: PathBuf,
     },
     /// The SHA-256 of a file or model directory as recipes freeze it.
     Digest {
@@ -215,10 +238,22 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             })?;
             score::run(&ScoreOptions { model, adapter, data, device, temperature, kwargs })
         }
+        Command::Dataset { environment, rows, split, seed, expert, output } => {
+            let rows = rows as usize;
+            dataset::run(&DatasetOptions { environment, rows, split, seed, expert, output })
+        }
         Command::Digest { path } => {
             print_line(&digest(&path)?.to_string());
             Ok(())
         }
+    }
+}
+
+fn split(text: &str) -> Result<Split, String> {
+    match text {
+        "train" => Ok(Split::Train),
+        "eval" => Ok(Split::Eval),
+        _ => Err("use train or eval".into()),
     }
 }
 

@@ -4,6 +4,7 @@ pub mod advantage;
 pub mod audit;
 pub mod cli;
 pub mod curriculum;
+pub mod dataset;
 pub mod files;
 pub mod journal;
 pub mod leases;

@@ -42,7 +42,7 @@ use self::{
     table::Order,
 };
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Raised, Score, Simulated,
+    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score, Simulated,
     Simulation, SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
@@ -189,14 +189,19 @@ impl Blueprint for Settings {
         Some(score(|name| reached.contains(name)))
     }
 
-    /// Training asks about orders whose number is no multiple of 5, evaluation about the others.
+    /// Training asks about orders whose number is no multiple of 7, evaluation about the others: every
+    /// digit stands at every place on both sides.
     fn draw_task(&self, split: Split, draws: &mut Draws) -> Option<(String, Map<String, Value>)> {
         let held_out = split == Split::Eval;
         let question =
-            Question::draw(self.level(), draws, |number| number.is_multiple_of(5) == held_out);
+            Question::draw(self.level(), draws, |number| number.is_multiple_of(7) == held_out);
         let language = self.draw_language(draws);
         let prompt = question.text(language, draws.below(3));
         Some((prompt, question.to_fields(language)))
+    }
+
+    fn expert(&self, task: &Task) -> Result<Option<Player>, SpecError> {
+        Ok(Some(Box::new(expert(task)?)))
     }
 }
 
@@ -344,7 +349,9 @@ impl Simulation for Office {
 ///
 /// # Errors
 /// The task's object names no question, or a bad one.
-pub fn expert(task: &Task) -> Result<impl Fn(&str, &[TraceRow]) -> Option<Move>, SpecError> {
+pub fn expert(
+    task: &Task,
+) -> Result<impl Fn(&str, &[TraceRow]) -> Option<Move> + use<>, SpecError> {
     let fields = task_fields(task)?;
     let question =
         Question::read(&mut Fields::new("task", &fields))?.ok_or_else(|| SpecError::Missing {

@@ -1,0 +1,68 @@
+//! Makes the untrained half of a demo: a byte-level BPE tokenizer trained on the environment's own
+//! text, a chat template, a randomly initialised Qwen3 checkpoint, scripted episodes that `learner sft`
+//! pre-trains it on, and data sets.
+//!
+//! The scripted players are bad on purpose, so that reinforcement learning has something to find.
+//!
+//! Usage: `demo_checkpoint DEMO OUT_DIR`, where DEMO is `guess` or `office` and OUT_DIR does not exist.
+
+mod checkpoint;
+mod guess;
+mod office;
+mod random;
+mod tokenizer;
+
+use std::{error::Error, fs, io::Write as _, path::PathBuf};
+
+use environments::EnvironmentSpec;
+use serde_json::Value;
+
+use self::{checkpoint::Shape, random::Random};
+
+/// One demo.
+struct Demo {
+    /// The `environment` section.
+    environment: Value,
+    /// Seeds games and weights.
+    seed: u64,
+    /// Scripted episodes.
+    episodes: u64,
+    /// Size of the model.
+    shape: Shape,
+    /// One scripted episode as a row of `learner sft`.
+    play: fn(&EnvironmentSpec, &mut Random, u64) -> Result<Value, Box<dyn Error>>,
+    /// The rows of `train.jsonl` and `eval.jsonl`.
+    datasets: fn(&EnvironmentSpec) -> Result<[Vec<Value>; 2], Box<dyn Error>>,
+}
+
+const USAGE: &str = "usage: demo_checkpoint guess|office OUT_DIR";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let demo = match arguments.next().as_deref() {
+        Some("guess") => guess::demo(),
+        Some("office") => office::demo(),
+        _ => return Err(USAGE.into()),
+    };
+    let out = PathBuf::from(arguments.next().ok_or(USAGE)?);
+    let model = out.join("model");
+    fs::create_dir(&out)?;
+    fs::create_dir(&model)?;
+
+    let spec = EnvironmentSpec::parse(&demo.environment)?;
+    let mut random = Random::new(demo.seed);
+    let episodes = (0..demo.episodes)
+        .map(|index| (demo.play)(&spec, &mut random, index))
+        .collect::<Result<Vec<Value>, _>>()?;
+    let [train, eval] = (demo.datasets)(&spec)?;
+    for (name, rows) in
+        [("episodes.jsonl", &episodes), ("train.jsonl", &train), ("eval.jsonl", &eval)]
+    {
+        let mut file = fs::File::create(out.join(name))?;
+        for row in rows {
+            writeln!(file, "{row}")?;
+        }
+    }
+    tokenizer::write(&model, &episodes, demo.shape.vocabulary)?;
+    checkpoint::write(&model, demo.shape, &mut random)
+}
