@@ -12,8 +12,8 @@ use protocol::{Split, Task, TraceRow};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score, Simulated, Simulation,
-    SpecError, ToolSpec,
+    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score,
+    Simulated, Simulation, SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
     spec,
@@ -110,9 +110,7 @@ impl Blueprint for Settings {
     /// Halves what the answers have left.
     fn expert(&self, task: &Task) -> Result<Option<Player>, SpecError> {
         let n = self.for_task(&task_fields(task)?)?.n;
-        Ok(Some(Box::new(move |_, rows| {
-            Some(Move::new(NAME, json!({"value": middle(n, rows)})))
-        })))
+        Ok(Some(Box::new(move |_, rows| Some(Move::new(NAME, json!({"value": middle(n, rows)}))))))
     }
 }
 

@@ -316,10 +316,13 @@ mod tests {
     fn a_command_line_gives_a_name_a_section_or_a_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("recipe.json");
-        std::fs::write(&path, r#"{"environment": {"name": "office", "level": 2}}"#).expect("written");
-        for (argument, name) in
-            [("guess", "guess"), (r#" {"name": "add"}"#, "add"), (&path.to_string_lossy(), "office")]
-        {
+        std::fs::write(&path, r#"{"environment": {"name": "office", "level": 2}}"#)
+            .expect("written");
+        for (argument, name) in [
+            ("guess", "guess"),
+            (r#" {"name": "add"}"#, "add"),
+            (&path.to_string_lossy(), "office"),
+        ] {
             let spec = EnvironmentSpec::from_argument(argument).expect("an environment");
             assert_eq!(spec.name(), name);
         }

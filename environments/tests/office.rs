@@ -362,7 +362,7 @@ fn datasets_have_unique_ids_and_disjoint_splits() {
     let guessing = support::guessing().draw_dataset(Split::Eval, 0, 3).expect("draws");
     assert_eq!(
         dataset::row(&guessing[2]).to_string(),
-        r#"{"id":"guess-eval-0-2","prompt":"Find the hidden number.\n","task":{"split":"eval"}}"#
+        r#"{"id":"guess-eval-0-2","prompt":"Find the hidden number.\n","task":{"split":"eval","episode_seed":5512061427504065}}"#
     );
     assert_eq!(support::odd(support::Vice::None).draw_dataset(Split::Train, 0, 3), None);
 }

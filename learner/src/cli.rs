@@ -14,6 +14,7 @@ use crate::{
     sft::{self, SftOptions},
     train::{
         online::TrainOptions,
+        record::Evaluated,
         run::{self, Summary},
     },
 };
@@ -269,25 +270,47 @@ fn digest(path: &std::path::Path) -> Result<protocol::Digest, Failure> {
 
 /// The table at the end of a run.
 fn table(summary: &Summary, recipe: &std::path::Path) -> String {
-    let rate = |rate: Option<f64>| rate.map_or_else(|| "-".into(), |it| format!("{it:.3}"));
+    let held_out = |value: fn(&Evaluated) -> Option<f64>| {
+        let shown = |evaluated: Option<&Evaluated>| {
+            evaluated.and_then(value).map_or_else(|| "-".into(), |it| format!("{it:.3}"))
+        };
+        let (before, after) = (shown(summary.before.as_ref()), shown(summary.after.as_ref()));
+        format!("{before} before, {after} after")
+    };
     let leases = &summary.counts.leases;
-    let rows = [
-        ("held-out success", {
-            let (before, after) = (rate(summary.success_before), rate(summary.success_after));
-            format!("{before} before, {after} after")
-        }),
-        ("steps", format!("{} in {:.1} s", summary.steps, summary.seconds)),
-        ("episodes", {
-            format!("{} accepted, {} rejected by the audit", leases.accepted, leases.rejected)
-        }),
-        ("adapter", format!("{} (loads in PEFT and vLLM)", summary.adapter.display())),
-        ("its sha256", summary.adapter_sha256.to_string()),
-        ("evidence", summary.run.join("evidence.jsonl").display().to_string()),
-        ("go on", {
-            let (recipe, adapter) = (recipe.display(), summary.adapter.display());
-            format!("learner eval {recipe} --adapter {adapter}")
-        }),
+    let last = format!("{} (loads in PEFT and vLLM)", summary.adapter.display());
+    let best = summary.best_adapter.as_ref().map(|best| {
+        let path = summary.run.join(&best.adapter.path);
+        let text =
+            format!("{} (step {}, success {:.3})", path.display(), best.adapter.step, best.success);
+        (path, text)
+    });
+    let mut rows = vec![
+        ("held-out success", held_out(|it| Some(it.success))),
+        ("held-out reward", held_out(|it| Some(it.reward))),
     ];
+    if summary.after.is_some_and(|after| after.milestone_reward.is_some()) {
+        rows.push(("milestone reward", held_out(|it| it.milestone_reward)));
+    }
+    rows.push(("steps", format!("{} in {:.1} s", summary.steps, summary.seconds)));
+    rows.push((
+        "episodes",
+        format!("{} accepted, {} rejected by the audit", leases.accepted, leases.rejected),
+    ));
+    rows.push(("last adapter", last));
+    rows.push(("its sha256", summary.adapter_sha256.to_string()));
+    let adapter = match best {
+        Some((path, text)) => {
+            rows.push(("best adapter", text));
+            path
+        }
+        None => summary.adapter.clone(),
+    };
+    rows.push(("evidence", summary.run.join("evidence.jsonl").display().to_string()));
+    rows.push((
+        "go on",
+        format!("learner eval {} --adapter {}", recipe.display(), adapter.display()),
+    ));
     let lines: Vec<String> =
         rows.iter().map(|(name, value)| format!("  {name:<17} {value}")).collect();
     lines.join("\n")

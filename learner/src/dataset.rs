@@ -37,12 +37,11 @@ pub struct DatasetOptions {
 pub fn run(options: &DatasetOptions) -> Result<(), Failure> {
     let spec = EnvironmentSpec::from_argument(&options.environment).map_err(Failure::mistake)?;
     let name = spec.name();
-    let tasks =
-        spec.draw_dataset(options.split, options.seed, options.rows).ok_or_else(|| {
-            Failure::Mistake(format!(
-                "environment {name} draws no tasks: write its rows yourself, as docs/recipes.md says"
-            ))
-        })?;
+    let tasks = spec.draw_dataset(options.split, options.seed, options.rows).ok_or_else(|| {
+        Failure::Mistake(format!(
+            "environment {name} draws no tasks: write its rows yourself, as docs/recipes.md says"
+        ))
+    })?;
     let rows = if options.expert {
         let mut seeds = Draws::new("rollcall-expert-v1", options.seed);
         tasks.iter().map(|task| demonstration(&spec, task, seeds.bits())).collect()
@@ -72,7 +71,8 @@ fn demonstration(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<Value
     })?;
     let fields: Value = serde_json::from_str(&task.fields).unwrap_or_default();
     let seed = fields.get("episode_seed").and_then(Value::as_u64).unwrap_or(seed);
-    let recording = play(spec, outside_a_run(task, seed), MAX_CALLS, player).map_err(Failure::fault)?;
+    let recording =
+        play(spec, outside_a_run(task, seed), MAX_CALLS, player).map_err(Failure::fault)?;
     let tools = spec.tools().map_err(Failure::fault)?;
     Ok(conversation(task, &tools, &recording))
 }

@@ -22,7 +22,7 @@ use crate::{
         Status, dependency_versions,
     },
     recipe::{Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id},
-    reward::RewardProtocol,
+    reward::{RewardProtocol, Rewards},
 };
 
 /// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
@@ -101,7 +101,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         RecipeError::conflict("environment", fault.to_string(), "choose one that opens")
     })?;
     recipe.reward.check(&environment).map_err(|error| {
-        RecipeError::conflict("reward.protocol", error.to_string(), "or choose another environment")
+        RecipeError::conflict("reward", error.to_string(), "or choose another environment")
     })?;
     recipe.evidence.check(&environment)?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
@@ -194,7 +194,7 @@ impl Plan {
                 stop_ids: self.format.stop_ids().to_vec(),
                 files: BTreeMap::new(),
             },
-            reward_protocol: reward_protocol(recipe.reward),
+            reward_protocol: reward_protocol(&recipe.reward),
             reference_policy: "the base checkpoint with the adapter disabled".into(),
             derived: self.derived,
             versions: dependency_versions(),
@@ -216,7 +216,7 @@ pub(crate) fn audit_terms(
         vocabulary,
         environment: recipe.environment.clone(),
         limits: recipe.training.episode_limits(),
-        reward: recipe.reward,
+        reward: recipe.reward.clone(),
         max_staleness: 0,
         allow_recorded: recipe.evidence.allow_recorded,
     }
@@ -235,15 +235,27 @@ pub(crate) fn environment_record(recipe: &Recipe, description: &Description) -> 
     }
 }
 
-pub(crate) fn reward_protocol(protocol: RewardProtocol) -> Value {
-    let formula = match protocol {
+pub(crate) fn reward_protocol(rewards: &Rewards) -> Value {
+    let formula = |protocol| match protocol {
         RewardProtocol::Environment => "the environment's score by the learner's own replay",
         RewardProtocol::TrustedMilestonesV1 => {
             "clip(0.15*lookup_success + 0.25*calculation_success + 0.60*strict_success - \
              0.05*trusted_tool_errors, 0, 1)"
         }
     };
-    json!({"version": protocol, "scope": "training_only", "formula": formula})
+    if let Some(protocol) = rewards.only() {
+        let formula = formula(protocol);
+        return json!({"version": protocol, "scope": "training_only", "formula": formula});
+    }
+    let parts = rewards.weights().iter().map(|(protocol, weight)| {
+        json!({"version": protocol, "weight": weight, "formula": formula(*protocol)})
+    });
+    json!({
+        "version": "weighted",
+        "scope": "training_only",
+        "formula": "the sum of weight * reward over the parts",
+        "parts": parts.collect::<Vec<Value>>(),
+    })
 }
 
 /// The chat format of a recipe's checkpoint.

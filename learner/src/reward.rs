@@ -1,8 +1,9 @@
 //! Reward protocols: how the learner turns a checked episode into the number that it trains on.
 //!
-//! Both read the score of the learner's own replay and the checked trace, never an actor's claim and
+//! All read the score of the learner's own replay and the checked trace, never an actor's claim and
 //! never the policy's text. The environment's strict success is reported unchanged beside whatever
-//! the training reward is.
+//! the training reward is. A recipe may weigh several: the training reward is then the weighted sum,
+//! as with TRL's `reward_weights`.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
@@ -84,6 +85,89 @@ impl RewardProtocol {
     }
 }
 
+/// The protocols of a recipe, with their weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rewards(Vec<(RewardProtocol, f64)>);
+
+impl Default for Rewards {
+    fn default() -> Self {
+        RewardProtocol::Environment.into()
+    }
+}
+
+impl From<RewardProtocol> for Rewards {
+    fn from(protocol: RewardProtocol) -> Self {
+        Self(vec![(protocol, 1.0)])
+    }
+}
+
+impl Rewards {
+    /// The weighted sum of protocols. A weight of 0 records a protocol that is not trained on. None
+    /// where no weight is above 0, or one is not finite and at least 0.
+    pub fn weighted(weights: Vec<(RewardProtocol, f64)>) -> Option<Self> {
+        let valid = weights.iter().all(|(_, weight)| weight.is_finite() && *weight >= 0.0);
+        (valid && weights.iter().any(|(_, weight)| *weight > 0.0)).then_some(Self(weights))
+    }
+
+    /// The protocols with their weights.
+    pub fn weights(&self) -> &[(RewardProtocol, f64)] {
+        &self.0
+    }
+
+    /// The only protocol, where there is one and its weight is 1.
+    pub fn only(&self) -> Option<RewardProtocol> {
+        match self.0.as_slice() {
+            [(protocol, 1.0)] => Some(*protocol),
+            _ => None,
+        }
+    }
+
+    /// Whether they can score this environment.
+    ///
+    /// # Errors
+    /// The environment lacks what a protocol reads.
+    pub fn check(&self, environment: &Description) -> Result<(), RewardError> {
+        self.0.iter().try_for_each(|(protocol, _)| protocol.check(environment))
+    }
+
+    /// The reward of an episode, as [`RewardProtocol::reward`] gives it.
+    ///
+    /// # Errors
+    /// A score that breaks a protocol's rules, or a sum that is not finite.
+    pub fn reward(
+        &self,
+        range: &RangeInclusive<f64>,
+        score: &Score,
+        rows: &[TraceRow],
+    ) -> Result<Reward, RewardError> {
+        if let Some(protocol) = self.only() {
+            return protocol.reward(range, score, rows);
+        }
+        let parts = self
+            .0
+            .iter()
+            .map(|(protocol, weight)| {
+                let reward = protocol.reward(range, score, rows)?;
+                Ok(WeightedPart {
+                    weight: *weight,
+                    reward: reward.training_reward,
+                    components: reward.components,
+                })
+            })
+            .collect::<Result<Vec<_>, RewardError>>()?;
+        let training_reward: f64 = parts.iter().map(|part| part.weight * part.reward).sum();
+        if !training_reward.is_finite() {
+            return Err(RewardError::NotFinite { reward: training_reward });
+        }
+        Ok(Reward {
+            training_reward,
+            strict_success: score.success,
+            strict_reward: score.reward,
+            components: Components::Weighted { parts },
+        })
+    }
+}
+
 impl fmt::Display for RewardProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = Self::NAMES.iter().find(|(_, protocol)| protocol == self);
@@ -113,6 +197,32 @@ pub struct Reward {
     pub components: Components,
 }
 
+impl Reward {
+    /// What [`RewardProtocol::TrustedMilestonesV1`] alone gives the episode, where the recipe names it.
+    pub fn milestone_reward(&self) -> Option<f64> {
+        match &self.components {
+            Components::Milestones { .. } => Some(self.training_reward),
+            Components::Weighted { parts } => parts
+                .iter()
+                .find(|part| matches!(part.components, Components::Milestones { .. }))
+                .map(|part| part.reward),
+            Components::Environment { .. } => None,
+        }
+    }
+}
+
+/// One protocol's share of a training reward.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WeightedPart {
+    /// The recipe's weight.
+    pub weight: f64,
+    /// The protocol's reward, before it is weighed.
+    pub reward: f64,
+    /// How that came about.
+    #[serde(flatten)]
+    pub components: Components,
+}
+
 /// The parts of a training reward.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -131,6 +241,11 @@ pub enum Components {
         trusted_tool_errors: u64,
         /// What those cost.
         tool_error_penalty: f64,
+    },
+    /// Of several protocols.
+    Weighted {
+        /// In the recipe's order.
+        parts: Vec<WeightedPart>,
     },
     /// Of [`RewardProtocol::Environment`]: there are none.
     Environment {
@@ -152,9 +267,15 @@ pub enum RewardError {
         /// Upper bound.
         high: f64,
     },
+    /// Weights that make a reward larger than a number can be.
+    #[error("the weighted reward is {reward}; use smaller weights")]
+    NotFinite {
+        /// The sum.
+        reward: f64,
+    },
     /// The environment has no such milestone.
     #[error(
-        "reward.protocol {protocol} needs the milestone {name}, which the environment does not \
+        "the reward protocol {protocol} needs the milestone {name}, which the environment does not \
          declare; use \"environment\""
     )]
     NoMilestone {
@@ -329,6 +450,46 @@ mod tests {
             assert_eq!(json["version"], name);
             assert_eq!(json["strict_success"], true);
             assert_eq!(serde_json::from_value::<Reward>(json).expect("reads back"), reward);
+        }
+    }
+
+    #[test]
+    fn weighted_protocols_add_up_and_each_is_recorded() {
+        use CallKind::*;
+        let (environment, milestones) =
+            (RewardProtocol::Environment, RewardProtocol::TrustedMilestonesV1);
+        let rewards =
+            Rewards::weighted(vec![(environment, 2.0), (milestones, 0.5)]).expect("valid");
+        for (score, kinds, want, milestone) in [
+            (score(true, true, true), &[Ok, Ok][..], 2.5, 1.0),
+            (score(true, true, false), &[Ok, Ok], 0.2, 0.4),
+            (score(true, false, false), &[Raised], 0.05, 0.1),
+        ] {
+            let reward = rewards.reward(&RANGE, &score, &rows(kinds)).expect("valid");
+            assert!((reward.training_reward - want).abs() < 1e-12, "{reward:?}");
+            assert!((reward.milestone_reward().expect("named") - milestone).abs() < 1e-12);
+            assert_eq!(
+                (reward.strict_success, reward.strict_reward),
+                (score.success, score.reward)
+            );
+            let json = serde_json::to_value(&reward).expect("JSON");
+            assert_eq!(json["parts"][0]["version"], "environment");
+            assert_eq!(json["parts"][1]["weight"], 0.5);
+            assert!(json["parts"][1]["lookup_bonus"].is_number());
+            assert_eq!(serde_json::from_value::<Reward>(json).expect("reads back"), reward);
+        }
+        let recorded =
+            Rewards::weighted(vec![(environment, 1.0), (milestones, 0.0)]).expect("valid");
+        let reward = recorded.reward(&RANGE, &score(true, false, false), &[]).expect("valid");
+        assert_eq!((reward.training_reward, reward.milestone_reward()), (0.0, Some(0.15)));
+        let broken = rewards.reward(&RANGE, &score(false, true, false), &[]);
+        assert_eq!(broken, Err(RewardError::CalculationWithoutLookup));
+        let huge = Score { reward: f64::MAX, ..score(true, true, true) };
+        let sum = Rewards::weighted(vec![(environment, 2.0)]).expect("valid");
+        let error = sum.reward(&(0.0..=f64::MAX), &huge, &[]).expect_err("infinite");
+        assert!(matches!(error, RewardError::NotFinite { .. }));
+        for weights in [vec![], vec![(environment, 0.0)], vec![(environment, -1.0)]] {
+            assert_eq!(Rewards::weighted(weights), None);
         }
     }
 }

@@ -10,8 +10,9 @@ use std::{
 use learner::{
     files::{Answer, EpisodeContext, RunDirectory, Status, read_manifest, verify_evidence},
     plan::{Plan, plan},
+    train::record::Evaluated,
 };
-use policy::model::{Decoder, ModelConfig, checkpoint_digests};
+use policy::model::{Adapter, Checkpoint, Decoder, LoadDtype, ModelConfig, checkpoint_digests};
 use protocol::{ActorId, Digest};
 use serde_json::{Value, json};
 use support::{Say, VOCABULARY, World, text, write_tokenizer};
@@ -277,6 +278,42 @@ fn a_run_leaves_a_manifest_evidence_metrics_and_rejections() {
     assert!(
         RunDirectory::create(&plan).expect_err("there").to_string().starts_with("cannot create ")
     );
+}
+
+#[test]
+fn the_best_and_the_last_adapter_are_kept_and_the_later_of_two_equals() {
+    let bench = Bench::new();
+    let plan = bench.plan().expect("valid");
+    let mut files = RunDirectory::create(&plan).expect("created");
+    let device = "cpu".parse::<policy::device::DeviceChoice>().expect("a device");
+    let device = device.resolve().open().expect("opens");
+    let checkpoint = Checkpoint::open(bench.path("model")).expect("a checkpoint");
+    let decoder = checkpoint.load(&device, LoadDtype::F32).expect("loads");
+    let mut write = |step: u32, measured: Option<(f64, f64)>| {
+        let adapter = Adapter::init(&plan.recipe.lora.to_config(), &decoder, step.into())
+            .expect("an adapter");
+        let digest = Digest::of(&adapter.to_safetensors().expect("written"));
+        match measured {
+            None => drop(files.adapter(step, &adapter, digest, "model").expect("written")),
+            Some((success, reward)) => {
+                let milestone_reward = None;
+                let evaluated =
+                    Evaluated { success, reward, milestone_reward, episodes: 1, malformed: 0.0 };
+                files.keep_best(step, &adapter, digest, "model", &evaluated).expect("written");
+            }
+        }
+        let progress = read_manifest(files.path()).expect("readable").progress.expect("it runs");
+        let best = progress.best_adapter.map(|best| best.adapter.step);
+        (best, progress.last_adapter.map(|last| last.step), progress.adapters.len())
+    };
+    assert_eq!(write(0, Some((0.2, 0.9))), (Some(0), None, 1));
+    assert_eq!(write(2, Some((0.5, 0.3))), (Some(2), None, 2), "success comes before reward");
+    assert_eq!(write(4, Some((0.5, 0.2))), (Some(2), None, 2), "a worse one is not written");
+    assert_eq!(write(6, Some((0.5, 0.3))), (Some(6), None, 3), "the later of two equals");
+    assert_eq!(write(8, None), (Some(6), Some(8), 4));
+    assert_eq!(write(8, Some((0.6, 0.0))), (Some(8), Some(8), 4), "the last may be the best");
+    let written = fs::read_dir(files.path().join("adapters")).expect("listed").count();
+    assert_eq!(written, 4);
 }
 
 #[test]

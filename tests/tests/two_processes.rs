@@ -45,6 +45,10 @@ fn the_same_recipe_and_seed_give_the_same_episodes_and_the_same_adapter() {
             .collect();
         assert_eq!(episodes.len(), 3 * 16 + 2 * 8);
         assert!(demo.run().join("metrics.jsonl").is_file());
+        assert_eq!(manifest["last_adapter"]["sha256"], end["adapter_sha256"]);
+        let best = demo.run().join(manifest["best_adapter"]["path"].as_str().expect("a path"));
+        assert!(best.join("adapter_model.safetensors").is_file());
+        assert_eq!(manifest["best_adapter"], end["best_adapter"]);
         let adapter = end["adapter"].as_str().expect("a path");
         for file in ["adapter_config.json", "adapter_model.safetensors"] {
             assert!(std::path::Path::new(adapter).join(file).is_file(), "{file}");

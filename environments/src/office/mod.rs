@@ -42,8 +42,8 @@ use self::{
     table::Order,
 };
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score, Simulated,
-    Simulation, SpecError, ToolSpec,
+    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score,
+    Simulated, Simulation, SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
     spec,

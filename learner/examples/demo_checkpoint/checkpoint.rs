@@ -22,11 +22,7 @@ pub(crate) struct Shape {
 }
 
 /// Writes the configuration and N(0, 0.02)-like weights scaled for so small a width.
-pub(crate) fn write(
-    model: &Path,
-    shape: Shape,
-    random: &mut Random,
-) -> Result<(), Box<dyn Error>> {
+pub(crate) fn write(model: &Path, shape: Shape, random: &mut Random) -> Result<(), Box<dyn Error>> {
     let Shape { vocabulary, hidden, layers, ffn, heads, kv_heads } = shape;
     let end = vocabulary - CONTROL.len() + 2;
     let config = json!({

@@ -1,13 +1,11 @@
 //! The guessing demo. Most of its scripted games ignore the feedback, for a success rate of about 0.4.
 
-use std::error::Error;
-
 use environments::{EnvironmentSpec, Move, play};
 use learner::dataset::{conversation, outside_a_run};
 use protocol::{Split, Task};
 use serde_json::{Value, json};
 
-use crate::{Demo, checkpoint::Shape, random::Random};
+use crate::{Demo, Made, checkpoint::Shape, random::Random};
 
 const PROMPT: &str = "Let us play.\n";
 
@@ -36,7 +34,7 @@ pub(crate) fn demo() -> Demo {
     }
 }
 
-fn game(spec: &EnvironmentSpec, random: &mut Random, index: u64) -> Result<Value, Box<dyn Error>> {
+fn game(spec: &EnvironmentSpec, random: &mut Random, index: u64) -> Made<Value> {
     let task = Task {
         id: format!("game-{index}"),
         prompt: PROMPT.into(),
@@ -59,7 +57,7 @@ fn game(spec: &EnvironmentSpec, random: &mut Random, index: u64) -> Result<Value
 }
 
 /// One seed a row.
-fn datasets(_: &EnvironmentSpec) -> Result<[Vec<Value>; 2], Box<dyn Error>> {
+fn datasets(_: &EnvironmentSpec) -> Made<[Vec<Value>; 2]> {
     let rows = |split: &str, seeds: std::ops::Range<u64>| {
         let row = |seed: u64| {
             json!({"id": format!("guess-{split}-{seed}"), "prompt": PROMPT,

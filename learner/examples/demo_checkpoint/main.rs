@@ -19,6 +19,8 @@ use serde_json::Value;
 
 use self::{checkpoint::Shape, random::Random};
 
+type Made<T> = Result<T, Box<dyn Error>>;
+
 /// One demo.
 struct Demo {
     /// The `environment` section.
@@ -30,14 +32,14 @@ struct Demo {
     /// Size of the model.
     shape: Shape,
     /// One scripted episode as a row of `learner sft`.
-    play: fn(&EnvironmentSpec, &mut Random, u64) -> Result<Value, Box<dyn Error>>,
+    play: fn(&EnvironmentSpec, &mut Random, u64) -> Made<Value>,
     /// The rows of `train.jsonl` and `eval.jsonl`.
-    datasets: fn(&EnvironmentSpec) -> Result<[Vec<Value>; 2], Box<dyn Error>>,
+    datasets: fn(&EnvironmentSpec) -> Made<[Vec<Value>; 2]>,
 }
 
 const USAGE: &str = "usage: demo_checkpoint guess|office OUT_DIR";
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Made<()> {
     let mut arguments = std::env::args().skip(1);
     let demo = match arguments.next().as_deref() {
         Some("guess") => guess::demo(),

@@ -2,14 +2,12 @@
 //! answers without looking, takes the wrong figures or the wrong sign, or submits another number than
 //! it calculated. About a third of its episodes end with the right result.
 
-use std::error::Error;
-
 use environments::{EnvironmentSpec, Move, dataset, play};
 use learner::dataset::{conversation, outside_a_run};
 use protocol::{Split, Task, TraceRow};
 use serde_json::{Value, json};
 
-use crate::{Demo, checkpoint::Shape, random::Random};
+use crate::{Demo, Made, checkpoint::Shape, random::Random};
 
 /// Seed of the scripted tasks, and of the data sets.
 const SEEDS: (u64, u64) = (1_000, 0);
@@ -40,8 +38,7 @@ enum Formula {
     Mixed,
 }
 
-const STARTS: [(Start, i64); 3] =
-    [(Start::Looks, 76), (Start::Invents, 12), (Start::Guesses, 12)];
+const STARTS: [(Start, i64); 3] = [(Start::Looks, 76), (Start::Invents, 12), (Start::Guesses, 12)];
 const FORMULAS: [(Formula, i64); 5] = [
     (Formula::Right, 30),
     (Formula::Total, 20),
@@ -63,11 +60,7 @@ pub(crate) fn demo() -> Demo {
     }
 }
 
-fn episode(
-    spec: &EnvironmentSpec,
-    random: &mut Random,
-    index: u64,
-) -> Result<Value, Box<dyn Error>> {
+fn episode(spec: &EnvironmentSpec, random: &mut Random, index: u64) -> Made<Value> {
     let task = spec
         .draw_dataset(Split::Train, SEEDS.0 + index, 1)
         .and_then(|tasks| tasks.into_iter().next())
@@ -120,10 +113,10 @@ fn careless(formula: Formula, [quantity, price, rebate]: [i64; 3]) -> Option<Str
     }
 }
 
-fn datasets(spec: &EnvironmentSpec) -> Result<[Vec<Value>; 2], Box<dyn Error>> {
+fn datasets(spec: &EnvironmentSpec) -> Made<[Vec<Value>; 2]> {
     let rows = |split, count| {
         let tasks = spec.draw_dataset(split, SEEDS.1, count).ok_or("office draws no tasks")?;
-        Ok::<Vec<Value>, Box<dyn Error>>(tasks.iter().map(dataset::row).collect())
+        Made::Ok(tasks.iter().map(dataset::row).collect())
     };
     Ok([rows(Split::Train, 512)?, rows(Split::Eval, 200)?])
 }

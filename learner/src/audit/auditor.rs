@@ -9,7 +9,7 @@ use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId, Task};
 use super::{PolicyAudit, Reason, calls, frame, lease, memo::Memo, replay, reward, tokens, trace};
 use crate::{
     leases::Standing,
-    reward::{Reward, RewardProtocol},
+    reward::{Reward, Rewards},
 };
 
 /// What a run's episodes must keep to.
@@ -26,7 +26,7 @@ pub struct AuditTerms {
     /// The limits of an episode.
     pub limits: EpisodeLimits,
     /// How episodes are rewarded.
-    pub reward: RewardProtocol,
+    pub reward: Rewards,
     /// How many updates a policy may be behind.
     pub max_staleness: u64,
     /// Whether episodes of environments that cannot be replayed are taken on their trace alone.

@@ -158,6 +158,18 @@ pub struct AdapterRecord {
     pub sha256: Digest,
 }
 
+/// The adapter that did best on held-out tasks: by strict success, then by reward, then the later.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct BestAdapter {
+    /// The adapter.
+    #[serde(flatten)]
+    pub adapter: AdapterRecord,
+    /// Its share of held-out episodes with strict success.
+    pub success: f64,
+    /// Its mean training reward on them.
+    pub reward: f64,
+}
+
 /// What of the tasks was played.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskCoverage {
@@ -224,8 +236,14 @@ pub struct Progressed {
     pub policies: PolicyRecord,
     /// The metrics file.
     pub metrics: Option<FileRecord>,
-    /// Adapters that were written.
+    /// Adapters that were written: each that did best when it was measured, and the last.
     pub adapters: Vec<AdapterRecord>,
+    /// The one that did best on held-out tasks so far.
+    #[serde(default)]
+    pub best_adapter: Option<BestAdapter>,
+    /// The one of the most steps.
+    #[serde(default)]
+    pub last_adapter: Option<AdapterRecord>,
     /// What of the tasks was played.
     pub task_coverage: TaskCoverage,
     /// What shows that training did something.

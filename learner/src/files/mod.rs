@@ -30,8 +30,8 @@ pub use evidence::{
 };
 pub use jsonl::JsonLines;
 pub use manifest::{
-    AdapterRecord, DatasetRecord, Derived, EnvironmentRecord, EvidenceRecord, FileRecord,
-    GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord, Progressed, Status,
+    AdapterRecord, BestAdapter, DatasetRecord, Derived, EnvironmentRecord, EvidenceRecord,
+    FileRecord, GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord, Progressed, Status,
     TaskCoverage,
 };
 pub use policies::{PolicyError, PolicyStore};

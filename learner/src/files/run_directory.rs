@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    AdapterRecord, EvidenceLog, EvidenceRecord, EvidenceRow, FileError, FileRecord, GroupRecord,
-    JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed, Status, compare_adapters,
-    program_sha256, utc_now, write_atomic,
+    AdapterRecord, BestAdapter, EvidenceLog, EvidenceRecord, EvidenceRow, FileError, FileRecord,
+    GroupRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed, Status,
+    compare_adapters, program_sha256, utc_now, write_atomic,
 };
 use crate::{
     advantage::{ScaleRewards, group_advantages},
@@ -24,6 +24,7 @@ use crate::{
     journal::{Journal, Record},
     leases::GroupOrder,
     plan::Plan,
+    train::record::Evaluated,
 };
 
 const MANIFEST: &str = "manifest.json";
@@ -325,10 +326,48 @@ impl RunDirectory {
         digest: Digest,
         base: &str,
     ) -> Result<PathBuf, FileError> {
+        let record = self.write_adapter(step, adapter, digest, base)?;
+        let path = self.path.join(&record.path);
+        self.progress.last_adapter = Some(record);
+        self.write_manifest(true)?;
+        Ok(path)
+    }
+
+    /// Writes an adapter that did at least as well on held-out tasks as every one before it: by strict
+    /// success, then by reward. Others are not written.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep_best(
+        &mut self,
+        step: u32,
+        adapter: &Adapter,
+        digest: Digest,
+        base: &str,
+        evaluated: &Evaluated,
+    ) -> Result<(), FileError> {
+        let Evaluated { success, reward, .. } = *evaluated;
+        let best = self.progress.best_adapter.as_ref();
+        if best.is_some_and(|best| (best.success, best.reward) > (success, reward)) {
+            return Ok(());
+        }
+        let adapter = self.write_adapter(step, adapter, digest, base)?;
+        self.progress.best_adapter = Some(BestAdapter { adapter, success, reward });
+        self.write_manifest(true)
+    }
+
+    fn write_adapter(
+        &mut self,
+        step: u32,
+        adapter: &Adapter,
+        digest: Digest,
+        base: &str,
+    ) -> Result<AdapterRecord, FileError> {
         let name = Path::new("adapters").join(format!("{step}-{}", digest.short()));
         let path = self.path.join(&name);
+        let record = AdapterRecord { step: u64::from(step), path: name, sha256: digest };
         if path.exists() {
-            return Ok(path);
+            return Ok(record);
         }
         let parent = self.path.join("adapters");
         let partial = parent.join(format!(".{step}-{}.partial", digest.short()));
@@ -337,13 +376,8 @@ impl RunDirectory {
             .save_peft(&partial, base)
             .map_err(|source| FileError::Adapter { path: path.clone(), source })?;
         fs::rename(&partial, &path).map_err(FileError::io("write", &path))?;
-        self.progress.adapters.push(AdapterRecord {
-            step: u64::from(step),
-            path: name,
-            sha256: digest,
-        });
-        self.write_manifest(true)?;
-        Ok(path)
+        self.progress.adapters.push(record.clone());
+        Ok(record)
     }
 
     /// Compares the adapter of the start with the one of the end.

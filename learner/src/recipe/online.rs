@@ -8,10 +8,13 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Frozen, LoraSettings, RecipeError, TrainingSettings, dataset::read_bounded, json,
-    sampling::SamplingSettings, section::Section,
+    Frozen, LoraSettings, RecipeError, TrainingSettings,
+    dataset::read_bounded,
+    json,
+    sampling::SamplingSettings,
+    section::{Bounds, Section},
 };
-use crate::reward::RewardProtocol;
+use crate::reward::{RewardProtocol, Rewards};
 
 /// Largest recipe, in bytes.
 const MAX_RECIPE: u64 = 1 << 20;
@@ -62,7 +65,7 @@ pub struct Recipe {
     /// How the policy is measured on held-out tasks, if it is.
     pub evaluation: Option<Evaluation>,
     /// How episodes are rewarded.
-    pub reward: RewardProtocol,
+    pub reward: Rewards,
     /// What is kept for later audits, and what they may lack.
     pub evidence: EvidenceSettings,
 }
@@ -195,7 +198,7 @@ impl Recipe {
                 "top_p": it.sampling.top_p,
                 "min_p": it.sampling.min_p,
             })),
-            "reward": {"protocol": self.reward},
+            "reward": reward_settings(&self.reward),
             "evidence": self.evidence,
         })
     }
@@ -253,11 +256,46 @@ fn evidence(recipe: &Section<'_>) -> Result<EvidenceSettings, RecipeError> {
     })
 }
 
-fn reward(recipe: &Section<'_>) -> Result<RewardProtocol, RecipeError> {
-    match recipe.section("reward", &["protocol"])? {
-        None => Ok(RewardProtocol::Environment),
-        Some(section) => {
-            section.choice("protocol", RewardProtocol::Environment, &RewardProtocol::NAMES)
+fn reward(recipe: &Section<'_>) -> Result<Rewards, RecipeError> {
+    const NAMES: &[&str] = &[RewardProtocol::NAMES[0].0, RewardProtocol::NAMES[1].0];
+    let Some(section) = recipe.section("reward", &["protocol", "weights"])? else {
+        return Ok(Rewards::default());
+    };
+    let Some(weights) = section.section("weights", NAMES)? else {
+        let default = RewardProtocol::Environment;
+        return Ok(section.choice("protocol", default, &RewardProtocol::NAMES)?.into());
+    };
+    if section.value("protocol").is_some() {
+        return Err(RecipeError::conflict(
+            &section.at("protocol"),
+            "weights name protocols too",
+            "remove one of them",
+        ));
+    }
+    let mut terms = Vec::new();
+    for (name, protocol) in RewardProtocol::NAMES {
+        if let Some(weight) = weights.optional_f64(name, Bounds::closed(0.0, 1000.0))? {
+            terms.push((protocol, weight));
         }
     }
+    Rewards::weighted(terms).ok_or_else(|| {
+        RecipeError::conflict(
+            &section.at("weights"),
+            "no weight is above 0",
+            "weigh one of the protocols at least",
+        )
+    })
+}
+
+/// The section that reads back to these rewards.
+fn reward_settings(rewards: &Rewards) -> Value {
+    if let Some(protocol) = rewards.only() {
+        return json!({"protocol": protocol});
+    }
+    let weights: Map<String, Value> = rewards
+        .weights()
+        .iter()
+        .map(|(protocol, weight)| (protocol.to_string(), json!(weight)))
+        .collect();
+    json!({"weights": weights})
 }

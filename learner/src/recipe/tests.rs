@@ -73,7 +73,7 @@ fn defaults_are_those_of_the_pilot_where_it_has_them() {
     }
     let lora = json!({"r": 16, "alpha": 32.0, "dropout": 0.0, "target_modules": "all-linear", "use_rslora": false});
     assert_eq!(settings["lora"], lora);
-    assert_eq!((recipe.seed, recipe.reward), (42, crate::reward::RewardProtocol::Environment));
+    assert_eq!((recipe.seed, recipe.reward), (42, crate::reward::Rewards::default()));
 }
 
 #[test]
@@ -87,6 +87,40 @@ fn settings_read_back_to_themselves() {
         file["path"] = json!("elsewhere");
     }
     assert_eq!(read(&again).expect("valid").settings(), first);
+}
+
+#[test]
+fn several_rewards_are_weighed_and_read_back() {
+    let weights = |weights: Value| json!({"weights": weights});
+    let both = weights(json!({"trusted-milestones-v1": 0.5, "environment": 2}));
+    let recipe = read(&with("reward", both)).expect("valid");
+    let settings = recipe.settings();
+    let written = json!({"weights": {"environment": 2.0, "trusted-milestones-v1": 0.5}});
+    assert_eq!(settings["reward"], written);
+    assert_eq!(read(&with("reward", written)).expect("valid").reward, recipe.reward);
+    let one = read(&with("reward", weights(json!({"environment": 1.0})))).expect("valid");
+    assert_eq!(one.settings()["reward"], json!({"protocol": "environment"}));
+    refused(
+        "reward",
+        weights(json!({"milestones": 1})),
+        "reward.weights.milestones is unknown: remove it or use one of environment, \
+         trusted-milestones-v1",
+    );
+    refused(
+        "reward",
+        weights(json!({"environment": -1})),
+        "reward.weights.environment must be a number from 0 to 1000, not -1",
+    );
+    refused(
+        "reward",
+        weights(json!({"environment": 0})),
+        "reward.weights: no weight is above 0; weigh one of the protocols at least",
+    );
+    refused(
+        "reward",
+        json!({"protocol": "environment", "weights": {"environment": 1}}),
+        "reward.protocol: weights name protocols too; remove one of them",
+    );
 }
 
 #[test]

@@ -294,9 +294,16 @@ impl Learner {
         if let Some(files) = files {
             let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
             files.metrics(&record).map_err(Failure::fault)?;
+            let (adapter, digest) = self.adapter();
+            files
+                .keep_best(self.step, adapter, digest, &self.base_model(), &evaluated)
+                .map_err(Failure::fault)?;
         }
+        let milestones = evaluated
+            .milestone_reward
+            .map_or_else(String::new, |it| format!(", milestone reward {it:.3}"));
         progress.note(&format!(
-            "step {}: success {:.3}, reward {:.3} on {} held-out episodes",
+            "step {}: success {:.3}, reward {:.3}{milestones} on {} held-out episodes",
             self.step, evaluated.success, evaluated.reward, evaluated.episodes
         ));
         progress.record("evaluation", &evaluated);
@@ -425,6 +432,7 @@ impl Learner {
         Ok(StepRecord {
             step: self.step,
             reward: all.reward,
+            milestone_reward: all.milestone_reward,
             reward_std: advantages.iter().map(|it| it.std).sum::<f64>() / count,
             success: all.success,
             mixed_groups: advantages.iter().filter(|it| it.mixed()).count() as f64 / count,

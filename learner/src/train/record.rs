@@ -4,6 +4,7 @@ use protocol::{CallKind, PolicyDigest};
 use serde::Serialize;
 
 use super::{collect::CollectedGroup, update::UpdateReport};
+
 /// How well the policy does on held-out tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evaluated {
@@ -11,6 +12,8 @@ pub struct Evaluated {
     pub success: f64,
     /// Mean training reward.
     pub reward: f64,
+    /// Mean reward by milestones alone, where the recipe names that protocol.
+    pub milestone_reward: Option<f64>,
     /// Episodes.
     pub episodes: usize,
     /// Share of the tool calls that were malformed.
@@ -24,6 +27,8 @@ pub struct StepRecord {
     pub step: u32,
     /// Mean training reward.
     pub reward: f64,
+    /// Mean reward by milestones alone, where the recipe names that protocol.
+    pub milestone_reward: Option<f64>,
     /// Population standard deviation of the rewards inside groups, mean over groups.
     pub reward_std: f64,
     /// Share of episodes with strict success.
@@ -65,9 +70,12 @@ pub fn evaluated(groups: &[CollectedGroup]) -> Evaluated {
     let count = all.len().max(1) as f64;
     let rows = all.iter().flat_map(|it| &it.episode.trace);
     let malformed = rows.clone().filter(|row| row.kind == CallKind::Malformed).count() as f64;
+    let milestone_rewards: Option<Vec<f64>> =
+        all.iter().map(|it| it.reward.milestone_reward()).collect();
     Evaluated {
         success: all.iter().filter(|it| it.reward.strict_success).count() as f64 / count,
         reward: all.iter().map(|it| it.reward.training_reward).sum::<f64>() / count,
+        milestone_reward: milestone_rewards.map(|all| all.iter().sum::<f64>() / count),
         episodes: all.len(),
         malformed: malformed / rows.count().max(1) as f64,
     }
@@ -76,8 +84,10 @@ pub fn evaluated(groups: &[CollectedGroup]) -> Evaluated {
 /// A step for people.
 pub fn line(record: &StepRecord, total: u32) -> String {
     let kl = record.update.kl.map_or_else(|| "-".into(), |kl| format!("{kl:.4}"));
+    let milestones =
+        record.milestone_reward.map_or_else(String::new, |it| format!("  milestones {it:.3}"));
     format!(
-        "step {}/{total}  reward {:.3}  success {:.3}  kl {kl}  clip {:.3}  grad {:.3}  staleness {}  rollout {:.0} tok/s  update {:.0} tok/s  {:.2} s",
+        "step {}/{total}  reward {:.3}{milestones}  success {:.3}  kl {kl}  clip {:.3}  grad {:.3}  staleness {}  rollout {:.0} tok/s  update {:.0} tok/s  {:.2} s",
         record.step,
         record.reward,
         record.success,

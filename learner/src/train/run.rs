@@ -13,7 +13,7 @@ use super::{
     record::Evaluated,
 };
 use crate::{
-    files::{RunDirectory, Status},
+    files::{BestAdapter, RunDirectory, Status},
     plan::Plan,
 };
 
@@ -26,6 +26,10 @@ pub struct Summary {
     pub success_before: Option<f64>,
     /// The same after.
     pub success_after: Option<f64>,
+    /// The whole evaluation before training.
+    pub before: Option<Evaluated>,
+    /// The same after.
+    pub after: Option<Evaluated>,
     /// Optimizer steps made.
     pub steps: u32,
     /// Seconds of training, without evaluations and start-up.
@@ -36,6 +40,9 @@ pub struct Summary {
     pub adapter: PathBuf,
     /// SHA-256 of its `adapter_model.safetensors`.
     pub adapter_sha256: Digest,
+    /// The adapter that did best on held-out tasks, where the recipe has some; its path lies in the
+    /// run's directory.
+    pub best_adapter: Option<BestAdapter>,
     /// What became of leases.
     pub counts: CollectCounts,
 }
@@ -117,11 +124,14 @@ fn train_in(
         status: "completed",
         success_before: before.map(|it| it.success),
         success_after: after.map(|it| it.success),
+        before,
+        after,
         steps: learner.steps(),
         seconds,
         run: files.path().to_owned(),
         adapter,
         adapter_sha256: learner.adapter().1,
+        best_adapter: files.progress().best_adapter.clone(),
         counts: learner.counts(),
     })
 }

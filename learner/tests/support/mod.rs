@@ -145,7 +145,7 @@ impl World {
             vocabulary: VOCABULARY,
             environment,
             limits,
-            reward,
+            reward: reward.into(),
             max_staleness: 0,
             allow_recorded: false,
         })
