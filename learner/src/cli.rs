@@ -13,6 +13,7 @@ use crate::{
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
     train::{
+        calibrate::{CalibrateOptions, calibrate},
         online::TrainOptions,
         record::Evaluated,
         run::{self, Summary},
@@ -62,6 +63,29 @@ enum Command {
         /// The recipe.
         recipe: PathBuf,
         /// A PEFT adapter directory, such as a run's; without it the base model plays.
+        #[arg(long)]
+        adapter: Option<PathBuf>,
+        /// Print one JSON object a line.
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        network: NetworkArguments,
+    },
+    /// Measure how far honest episodes are from the learner's own computation, on these devices, and
+    /// write bounds for sampling evidence.
+    Calibrate {
+        /// The recipe.
+        recipe: PathBuf,
+        /// The calibration file: made, or added to.
+        #[arg(long)]
+        output: PathBuf,
+        /// Honest episodes to play.
+        #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u64).range(20..=1_000_000))]
+        episodes: u64,
+        /// The wanted share of honest episodes that break a bound.
+        #[arg(long, default_value_t = 1e-3, value_parser = share)]
+        false_positive_rate: f64,
+        /// A PEFT adapter directory that plays; without it the base model does.
         #[arg(long)]
         adapter: Option<PathBuf>,
         /// Print one JSON object a line.
@@ -217,14 +241,31 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             let plan = plan_inputs(&recipe).map_err(Failure::mistake)?;
             let (runtime, interrupt) = runtime()?;
             let mut progress = Progress::new(audience(json));
-            let mut options = network.options();
-            // Somebody must play.
-            if options.listen.port() == 0 {
-                options.local_actors = options.local_actors.max(1);
-            }
+            let options = network.options().with_a_player();
             let adapter = adapter.as_deref();
             let summary = run::eval(plan, options, adapter, &runtime, interrupt, &mut progress)?;
             progress.record("end", &summary);
+            Ok(())
+        }
+        Command::Calibrate {
+            recipe,
+            output,
+            episodes,
+            false_positive_rate,
+            adapter,
+            json,
+            network,
+        } => {
+            let plan = plan_inputs(&recipe).map_err(Failure::mistake)?;
+            let (runtime, interrupt) = runtime()?;
+            let mut progress = Progress::new(audience(json));
+            let network = network.options().with_a_player();
+            let options = CalibrateOptions { episodes, false_positive_rate, file: output, adapter };
+            let pairs = calibrate(plan, network, &options, &runtime, interrupt, &mut progress)?;
+            progress.record("end", &serde_json::json!({"status": "completed", "pairs": pairs}));
+            for pair in pairs.iter().filter(|_| progress.for_person()) {
+                progress.note(&pair.to_string());
+            }
             Ok(())
         }
         Command::Plan { recipe, output } => {
@@ -255,6 +296,14 @@ fn split(text: &str) -> Result<Split, String> {
         "train" => Ok(Split::Train),
         "eval" => Ok(Split::Eval),
         _ => Err("use train or eval".into()),
+    }
+}
+
+/// A share above 0 and below 1.
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
+        _ => Err("give a number above 0 and below 1".into()),
     }
 }
 

@@ -6,6 +6,7 @@ pub mod cli;
 pub mod curriculum;
 pub mod dataset;
 pub mod files;
+mod group_batch;
 pub mod journal;
 pub mod leases;
 pub mod local_actors;

@@ -11,17 +11,22 @@ use policy::{
     chat::{ChatError, ChatFormat, ChatOptions},
     model::{Checkpoint, CheckpointDigests},
 };
-use protocol::{Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split};
+use protocol::{ComputeDtype, Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split};
 use serde_json::{Value, json};
 
 use crate::{
-    audit::AuditTerms,
+    audit::{
+        AuditTerms,
+        sampling::{Calibration, PairId, SamplingBounds, SamplingJudge, SamplingMode},
+    },
     curriculum::episode_seed,
     files::{
         DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, PolicyFormat,
         Status, dependency_versions,
     },
-    recipe::{Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id},
+    recipe::{
+        Frozen, Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id,
+    },
     reward::{RewardProtocol, Rewards},
 };
 
@@ -48,6 +53,8 @@ pub struct Plan {
     pub format: Arc<ChatFormat>,
     /// What the environment says about itself.
     pub environment: Description,
+    /// Bounds of sampling evidence, where the recipe names some.
+    pub calibration: Option<Calibration>,
     /// The training tasks.
     pub train: Vec<TaskRow>,
     /// The held-out tasks.
@@ -104,6 +111,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         RecipeError::conflict("reward", error.to_string(), "or choose another environment")
     })?;
     recipe.evidence.check(&environment)?;
+    let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
     let derived = derive(&recipe, run, &format, &train, &eval)?;
@@ -127,6 +135,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         max_positions: config.max_positions,
         format,
         environment,
+        calibration,
         train,
         eval,
         output: PathBuf::new(),
@@ -139,6 +148,44 @@ impl Plan {
     /// What its episodes must keep to. Nothing is stale in a run that waits for its episodes.
     pub fn audit_terms(&self) -> AuditTerms {
         audit_terms(self.run, &self.recipe, self.format.clone(), self.vocabulary)
+    }
+
+    /// What the bounds of sampling evidence belong to, on a kind of learner's device and of actor's.
+    pub fn pair(&self, learner_device: &str, actor_device: &str) -> PairId {
+        PairId {
+            model_weights_sha256: self.model.weights,
+            compute_dtype: self.recipe.training.compute_dtype,
+            learner_device: learner_device.to_owned(),
+            actor_device: actor_device.to_owned(),
+            sampling: self.recipe.training.sampling(),
+        }
+    }
+
+    /// The judge of sampling evidence on a kind of learner's device.
+    ///
+    /// # Errors
+    /// Evidence is to be enforced, and there are no bounds for it.
+    pub fn sampling_judge(&self, learner_device: &str) -> Result<SamplingJudge, RecipeError> {
+        let audit = &self.recipe.audit;
+        let dtype = self.recipe.training.compute_dtype;
+        let bounds = match &self.calibration {
+            Some(calibration) => calibration.bounds(&self.pair(learner_device, "")),
+            None if dtype == ComputeDtype::F32 && learner_device == "cpu" => {
+                vec![("cpu".into(), SamplingBounds::F32_CPU)]
+            }
+            None => Vec::new(),
+        };
+        if audit.sampling == SamplingMode::Enforce && bounds.is_empty() {
+            return Err(RecipeError::conflict(
+                "audit.sampling",
+                format!(
+                    "enforce needs bounds, and there are none for this model and sampling in {dtype} \
+                     on {learner_device}"
+                ),
+                "measure them with learner calibrate and name the file in audit.calibration",
+            ));
+        }
+        Ok(SamplingJudge::new(audit.sampling, bounds))
     }
 
     /// What actors are told, so that they do as the learner does.
@@ -159,7 +206,7 @@ impl Plan {
     /// The manifest of a run that did not start: what `learner plan` prints.
     pub fn manifest(&self) -> Manifest {
         let recipe = &self.recipe;
-        let dataset = |file: &crate::recipe::Frozen, rows: &[TaskRow]| DatasetRecord {
+        let dataset = |file: &Frozen, rows: &[TaskRow]| DatasetRecord {
             path: file.path.clone(),
             sha256: file.sha256,
             rows: rows.len(),
@@ -201,6 +248,14 @@ impl Plan {
             progress: None,
         }
     }
+}
+
+fn read_calibration(file: &Frozen) -> Result<Calibration, RecipeError> {
+    let (calibration, sha256) = Calibration::read(&file.path).map_err(|error| {
+        RecipeError::conflict("audit.calibration", error.to_string(), "or leave it out")
+    })?;
+    file.verify(sha256)?;
+    Ok(calibration)
 }
 
 /// What the episodes of a recipe's run must keep to.

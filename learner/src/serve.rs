@@ -97,6 +97,7 @@ pub struct Server {
     join: Join,
     shelf: Arc<AdapterShelf>,
     events: queue::Receiver<Event>,
+    shut_out: queue::UnboundedSender<ActorId>,
     stop: Option<oneshot::Sender<String>>,
     stopped: std_mpsc::Receiver<()>,
 }
@@ -122,9 +123,10 @@ impl Server {
         let (event_sender, events) = queue::channel(WAITING_EVENTS);
         let (stop, stopping) = oneshot::channel();
         let (stopped_sender, stopped) = std_mpsc::channel();
-        runtime.spawn(listen(endpoint, event_sender, stopping, stopped_sender));
+        let (shut_out, shutting_out) = queue::unbounded_channel();
+        runtime.spawn(listen(endpoint, event_sender, shutting_out, stopping, stopped_sender));
         let runtime = runtime.handle().clone();
-        Ok(Self { runtime, join, shelf, events, stop: Some(stop), stopped })
+        Ok(Self { runtime, join, shelf, events, shut_out, stop: Some(stop), stopped })
     }
 
     /// The join string's parts.
@@ -144,6 +146,12 @@ impl Server {
         let events = &mut self.events;
         let next = async { tokio::time::timeout(patience, events.recv()).await };
         self.runtime.block_on(next).ok().flatten()
+    }
+
+    /// Shuts an actor out, now and later.
+    pub fn shut_out(&self, actor: ActorId) {
+        // Nobody listens only where nobody is let in any more.
+        let _ = self.shut_out.send(actor);
     }
 
     /// Tells every actor that the run is over and stops listening.
@@ -166,6 +174,7 @@ impl Drop for Server {
 async fn listen(
     mut endpoint: LearnerEndpoint,
     events: queue::Sender<Event>,
+    mut shutting_out: queue::UnboundedReceiver<ActorId>,
     mut stopping: oneshot::Receiver<String>,
     stopped: std_mpsc::Sender<()>,
 ) {
@@ -176,6 +185,10 @@ async fn listen(
         let arrival = tokio::select! {
             reason = &mut stopping => break reason.unwrap_or_else(|_| "the learner stopped".into()),
             Some(_) = links.join_next() => continue,
+            Some(actor) = shutting_out.recv() => {
+                endpoint.revoke(actor);
+                continue;
+            }
             arrival = endpoint.accept() => arrival,
         };
         match arrival {

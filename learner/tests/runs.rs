@@ -204,9 +204,11 @@ fn play(bench: &Bench) -> (Plan, RunDirectory) {
             world.accept(&world.play(&lease, &turns), &lease)
         })
         .collect();
-    let context = EpisodeContext { step: 0, advantages: Some(&[0.5, -0.5]) };
+    let context = EpisodeContext { step: 0, advantages: Some(&[0.5, -0.5]), sampling: &[] };
     files.episodes(&rollouts, &context).expect("written");
-    files.episodes(&rollouts[..1], &EpisodeContext { step: 1, advantages: None }).expect("written");
+    files
+        .episodes(&rollouts[..1], &EpisodeContext { step: 1, advantages: None, sampling: &[] })
+        .expect("written");
     let lease = world.lease(1, 0, 5);
     let mut forged = world.play(&lease, &[Say::Guess(9), text("no")]);
     forged.reward = 1.0;

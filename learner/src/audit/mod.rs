@@ -11,7 +11,8 @@
 //! 7. `reward`: recomputed; the actor's number is compared, never used. 8. `group`: the rollouts
 //!    that are compared belong together.
 //!
-//! Each of these is exact: an honest episode never fails.
+//! Each of these is exact: an honest episode never fails. The ninth, [`sampling`], is statistical
+//! and is climbed in the scoring pass, where the policy's logits are.
 
 mod auditor;
 mod calls;
@@ -23,6 +24,7 @@ mod reason;
 mod replay;
 mod report;
 mod reward;
+pub mod sampling;
 mod tokens;
 mod trace;
 

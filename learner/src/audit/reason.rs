@@ -26,6 +26,8 @@ pub enum RungName {
     Reward,
     /// The rollouts of a group belong together.
     Group,
+    /// The sampled ids are those of honest sampling: evidence, where the others are exact.
+    Sampling,
 }
 
 /// Why an episode (or, for the last rung, a group) is refused. Positions, spans, turns and rows count
@@ -136,6 +138,32 @@ pub enum Reason {
     GroupSeeds { group: u64 },
     #[error("the episodes of group {group} were played by different policies")]
     GroupPolicies { group: u64 },
+
+    #[error(
+        "the id at position {at} is not what honest sampling gives: its logit lacks {found:.4}; \
+         {bound:.4} are within rounding"
+    )]
+    UnlikelyToken { at: usize, found: f64, bound: f64 },
+    #[error(
+        "its {count} sampled ids are not what honest sampling gives: their logits lack {found:.5} on \
+         average; {bound:.5} are within rounding"
+    )]
+    UnlikelyTokens { count: usize, found: f64, bound: f64 },
+    #[error(
+        "the log-probabilities of the id at position {at} are {found:.4} off the learner's own; \
+         {bound:.4} are within rounding"
+    )]
+    LogProbabilityGap { at: usize, found: f64, bound: f64 },
+    #[error(
+        "the log-probabilities of its {count} sampled ids are {found:.5} off the learner's own on \
+         average; {bound:.5} are within rounding"
+    )]
+    LogProbabilityGaps { count: usize, found: f64, bound: f64 },
+    #[error(
+        "it was sampled on {device:?}, and there are no bounds for that device; measure them with \
+         learner calibrate and name them in audit.calibration"
+    )]
+    UncalibratedDevice { device: String },
 }
 
 impl Reason {
@@ -189,6 +217,11 @@ impl Reason {
             Self::GroupTasks { .. } => (Group, "group_tasks"),
             Self::GroupSeeds { .. } => (Group, "group_seeds"),
             Self::GroupPolicies { .. } => (Group, "group_policies"),
+            Self::UnlikelyToken { .. } => (Sampling, "unlikely_token"),
+            Self::UnlikelyTokens { .. } => (Sampling, "unlikely_tokens"),
+            Self::LogProbabilityGap { .. } => (Sampling, "log_probability_gap"),
+            Self::LogProbabilityGaps { .. } => (Sampling, "log_probability_gaps"),
+            Self::UncalibratedDevice { .. } => (Sampling, "uncalibrated_device"),
         }
     }
 

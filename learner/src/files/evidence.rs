@@ -20,7 +20,10 @@ use serde_json::{Value, json};
 
 use super::{FileError, JsonLines};
 use crate::{
-    audit::{Audited, PolicyAudit},
+    audit::{
+        Audited, PolicyAudit,
+        sampling::{Flagged, SamplingEvidence},
+    },
     reward::Reward,
 };
 
@@ -73,6 +76,27 @@ pub struct EvidenceRow {
     pub trace_head: Digest,
     /// What the audit checked.
     pub policy_audit: PolicyAudit,
+    /// How its ids were sampled, as far as the scoring pass can tell; absent where it was not asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<SamplingRecord>,
+}
+
+/// The sampling evidence about an episode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SamplingRecord {
+    /// The evidence.
+    #[serde(flatten)]
+    pub evidence: SamplingEvidence,
+    /// The name of the bound that it breaks, if any.
+    pub flag: Option<String>,
+}
+
+impl SamplingRecord {
+    /// The record of judged evidence.
+    pub fn of(flagged: &Flagged) -> Self {
+        let flag = flagged.reason.as_ref().map(|reason| reason.code().to_owned());
+        Self { evidence: flagged.evidence, flag }
+    }
 }
 
 impl EvidenceRow {
@@ -102,6 +126,7 @@ impl EvidenceRow {
             trace: episode.trace.clone(),
             trace_head: episode.trace_head,
             policy_audit: audited.policy_audit.clone(),
+            sampling: None,
         }
     }
 }

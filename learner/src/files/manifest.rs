@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::UpdateEvidence;
+use crate::audit::sampling::SamplingBounds;
 use crate::journal::JournalRecord;
 
 /// How a run stands.
@@ -147,6 +148,15 @@ pub struct PolicyRecord {
     pub bytes: u64,
 }
 
+/// The bounds for actors on a kind of device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceBounds {
+    /// The kind, as `cpu`.
+    pub actor_device: String,
+    /// The bounds.
+    pub bounds: SamplingBounds,
+}
+
 /// An adapter that was written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdapterRecord {
@@ -236,6 +246,9 @@ pub struct Progressed {
     pub policies: PolicyRecord,
     /// The metrics file.
     pub metrics: Option<FileRecord>,
+    /// Bounds by which sampling evidence was judged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sampling_bounds: Vec<DeviceBounds>,
     /// Adapters that were written: each that did best when it was measured, and the last.
     pub adapters: Vec<AdapterRecord>,
     /// The one that did best on held-out tasks so far.

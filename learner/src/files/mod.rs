@@ -25,14 +25,14 @@ use std::{io, path::PathBuf};
 
 pub use atomic::write_atomic;
 pub use evidence::{
-    EvidenceLine, EvidenceLog, EvidenceReader, EvidenceRow, PolicyVersion, evidence_line, messages,
-    verify_evidence,
+    EvidenceLine, EvidenceLog, EvidenceReader, EvidenceRow, PolicyVersion, SamplingRecord,
+    evidence_line, messages, verify_evidence,
 };
 pub use jsonl::JsonLines;
 pub use manifest::{
-    AdapterRecord, BestAdapter, DatasetRecord, Derived, EnvironmentRecord, EvidenceRecord,
-    FileRecord, GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord, Progressed, Status,
-    TaskCoverage,
+    AdapterRecord, BestAdapter, DatasetRecord, Derived, DeviceBounds, EnvironmentRecord,
+    EvidenceRecord, FileRecord, GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord,
+    Progressed, Status, TaskCoverage,
 };
 pub use policies::{PolicyError, PolicyStore};
 pub use run_directory::{Answer, EpisodeContext, RunDirectory, read_manifest};

@@ -14,13 +14,16 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    AdapterRecord, BestAdapter, EvidenceLog, EvidenceRecord, EvidenceRow, FileError, FileRecord,
-    GroupRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed, Status,
-    compare_adapters, program_sha256, utc_now, write_atomic,
+    AdapterRecord, BestAdapter, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FileError,
+    FileRecord, GroupRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed,
+    SamplingRecord, Status, compare_adapters, program_sha256, utc_now, write_atomic,
 };
 use crate::{
     advantage::{ScaleRewards, group_advantages},
-    audit::{Audited, Rejected},
+    audit::{
+        Audited, Rejected,
+        sampling::{Flagged, SamplingBounds, SamplingJudge},
+    },
     journal::{Journal, Record},
     leases::GroupOrder,
     plan::Plan,
@@ -74,6 +77,8 @@ pub struct EpisodeContext<'a> {
     pub step: u32,
     /// Their advantages, by generation, where they were trained on.
     pub advantages: Option<&'a [f64]>,
+    /// Their sampling evidence, by generation, where they were examined.
+    pub sampling: &'a [Option<Flagged>],
 }
 
 /// The directory of a run that goes on.
@@ -164,6 +169,15 @@ impl RunDirectory {
         Ok(())
     }
 
+    /// Notes by which bounds sampling evidence is judged.
+    pub fn judged_by(&mut self, judge: &SamplingJudge) {
+        let record = |(actor_device, bounds): &(String, SamplingBounds)| DeviceBounds {
+            actor_device: actor_device.clone(),
+            bounds: *bounds,
+        };
+        self.progress.sampling_bounds = judge.all().iter().map(record).collect();
+    }
+
     /// Writes down a policy that is about to be announced, and archives its adapter where the recipe
     /// leaves room.
     ///
@@ -239,7 +253,9 @@ impl RunDirectory {
                 policy: audited.episode.policy,
             };
             let advantage = context.advantages.and_then(|all| all.get(index)).copied();
-            let row = EvidenceRow::new(audited, step, version, advantage, &self.format);
+            let sampling = context.sampling.get(index).and_then(Option::as_ref);
+            let mut row = EvidenceRow::new(audited, step, version, advantage, &self.format);
+            row.sampling = sampling.map(SamplingRecord::of);
             self.evidence.append(&row)?;
         }
         let count = rollouts.len() as u64;
@@ -275,7 +291,6 @@ impl RunDirectory {
     /// # Errors
     /// The directory cannot be written.
     pub fn reject(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), FileError> {
-        let (rung, code) = rejected.reason.name();
         let &Answer { actor, lease, attempt, behind, body } = answer;
         let kept = &mut self.progress.task_coverage.rejected_bytes;
         let fits = *kept + body.len() as u64 <= REJECTED_BYTES;
@@ -288,9 +303,34 @@ impl RunDirectory {
             attempt,
             behind,
             id: rejected.id,
-            reason: code,
+            reason: rejected.reason.code(),
             body: fits.then_some(body),
         })?;
+        self.write_rejected(rejected, fits)
+    }
+
+    /// Writes down that an episode which was kept is refused after all. Its bytes are in the journal
+    /// already.
+    ///
+    /// # Errors
+    /// The directory cannot be written.
+    pub fn take_back(&mut self, actor: ActorId, rejected: &Rejected) -> Result<(), FileError> {
+        if let Some(lease) = rejected.lease {
+            self.journal.append(&Record::Rejected {
+                actor,
+                lease,
+                attempt: 0,
+                behind: 0,
+                id: rejected.id,
+                reason: rejected.reason.code(),
+                body: None,
+            })?;
+        }
+        self.write_rejected(rejected, true)
+    }
+
+    fn write_rejected(&mut self, rejected: &Rejected, whole: bool) -> Result<(), FileError> {
+        let (rung, code) = rejected.reason.name();
         let message = rejected.reason.to_string();
         let directory = self.path.join(REJECTED);
         fs::create_dir_all(&directory).map_err(FileError::io("create", &directory))?;
@@ -301,7 +341,7 @@ impl RunDirectory {
             "reason": code,
             "message": message,
             "rejected_at": utc_now(),
-            "episode": rejected.episode.as_ref().filter(|_| fits),
+            "episode": rejected.episode.as_ref().filter(|_| whole),
         });
         let path = directory.join(format!("{}.json", rejected.id));
         write_atomic(&path, format!("{record:#}\n").as_bytes(), false)?;

@@ -129,6 +129,13 @@ impl Slot {
         }
     }
 
+    /// The accepted answer does not count after all.
+    pub(super) fn take_back(&mut self) -> bool {
+        let refused = self.answer.take_if(|answer| answer.accepted);
+        self.rejected.extend(refused);
+        refused.is_some()
+    }
+
     pub(super) fn reject(&mut self) -> bool {
         let refused = self.answer.take_if(|answer| !answer.accepted);
         self.rejected.extend(refused);
@@ -164,6 +171,10 @@ impl Group {
         Self { order, slots }
     }
 
+    pub(super) fn order(&self) -> &GroupOrder {
+        &self.order
+    }
+
     pub(super) fn slots(&self) -> impl Iterator<Item = (u32, &Slot)> {
         (0..).zip(&self.slots)
     }
@@ -184,10 +195,15 @@ impl Group {
         self.slots.iter().any(|slot| slot.lost)
     }
 
-    /// Accepted episodes by generation.
-    pub(super) fn accepted(&self) -> Vec<EpisodeId> {
+    /// Accepted episodes by generation, and who played them.
+    pub(super) fn accepted(&self) -> Vec<(EpisodeId, ActorId)> {
         let spent = self.slots.iter().filter(|slot| slot.spent());
-        spent.filter_map(|slot| slot.answer.map(|answer| answer.episode)).collect()
+        spent.filter_map(|slot| slot.answer.map(|it| (it.episode, it.actor))).collect()
+    }
+
+    /// Ends every outstanding grant.
+    pub(super) fn end_grants(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.grant = None);
     }
 
     /// Outstanding grants.

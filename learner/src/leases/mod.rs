@@ -87,6 +87,10 @@ pub struct CompleteGroup {
     pub group: u64,
     /// Its episodes, by generation.
     pub episodes: Vec<EpisodeId>,
+    /// Who played them.
+    pub actors: Vec<ActorId>,
+    /// How many rollouts were ordered.
+    pub generations: u32,
     /// Grants that are still outstanding, as another actor's late answer was the first: to be revoked.
     pub revoke: Vec<(ActorId, LeaseAttempt)>,
 }
@@ -130,6 +134,8 @@ pub struct LeaseBook {
     run: RunId,
     max_attempts: u32,
     groups: BTreeMap<u64, Group>,
+    /// Complete groups of which it is not settled yet that they count.
+    taken: BTreeMap<u64, Group>,
     waiting: BTreeSet<LeaseId>,
     retired: Retired,
     counts: LeaseCounts,
@@ -142,6 +148,7 @@ impl LeaseBook {
             run,
             max_attempts: max_attempts.max(1),
             groups: BTreeMap::new(),
+            taken: BTreeMap::new(),
             waiting: BTreeSet::new(),
             retired: Retired::default(),
             counts: LeaseCounts::default(),
@@ -163,7 +170,7 @@ impl LeaseBook {
         self.slots().filter(|(_, slot)| slot.grant().is_some()).count()
     }
 
-    /// Groups that are neither complete nor dropped.
+    /// Groups that are neither taken nor dropped.
     pub fn open_groups(&self) -> usize {
         self.groups.len()
     }
@@ -176,7 +183,8 @@ impl LeaseBook {
         if order.generations == 0 {
             return Err(LeaseError::Empty(group));
         }
-        if self.groups.contains_key(&group) || self.retired.contains(group) {
+        let known = self.groups.contains_key(&group) || self.taken.contains_key(&group);
+        if known || self.retired.contains(group) {
             return Err(LeaseError::Reopened(group));
         }
         let leases = (0..order.generations).map(|generation| LeaseId { group, generation });
@@ -270,13 +278,44 @@ impl LeaseBook {
         rejected
     }
 
-    /// Takes the oldest group whose every rollout was accepted.
+    /// Takes the oldest group whose every rollout was accepted. It is over once it is
+    /// [confirmed](Self::confirm); until then it can be [opened again](Self::reopen).
     pub fn take_complete(&mut self) -> Option<CompleteGroup> {
         let (&group, _) = self.groups.iter().find(|(_, group)| group.complete())?;
-        let over = self.groups.remove(&group)?;
+        let mut taken = self.groups.remove(&group)?;
+        let revoke = taken.grants(group);
+        self.counts.failed += revoke.len() as u64;
+        taken.end_grants();
+        let (episodes, actors) = taken.accepted().into_iter().unzip();
+        let generations = taken.order().generations;
+        self.taken.insert(group, taken);
+        Some(CompleteGroup { group, episodes, actors, generations, revoke })
+    }
+
+    /// A taken group counts: nothing about it changes any more. Returns whether it was taken.
+    pub fn confirm(&mut self, group: u64) -> bool {
+        let Some(over) = self.taken.remove(&group) else { return false };
         self.counts.groups_completed += 1;
-        let (revoke, episodes) = (self.retire(group, &over), over.accepted());
-        Some(CompleteGroup { group, episodes, revoke })
+        self.retired.add(group, &over);
+        true
+    }
+
+    /// Answers of a taken group turn out not to count: their leases wait again, unless they were
+    /// granted as often as allowed. Returns how many answers that took back.
+    pub fn reopen(&mut self, group: u64, generations: &[u32]) -> usize {
+        let Some(taken) = self.taken.remove(&group) else { return 0 };
+        self.groups.insert(group, taken);
+        let mut refused = 0;
+        for &generation in generations {
+            let lease = LeaseId { group, generation };
+            if self.slot_mut(lease).is_some_and(Slot::take_back) {
+                refused += 1;
+                self.settle(lease);
+            }
+        }
+        self.counts.accepted -= refused;
+        self.counts.rejected += refused;
+        refused as usize
     }
 
     /// Drops the oldest group that has a lease with no attempts left.
@@ -290,13 +329,15 @@ impl LeaseBook {
         let over = self.groups.remove(&group)?;
         self.waiting.retain(|id| id.group != group);
         self.counts.groups_dropped += 1;
-        let (revoke, unused) = (self.retire(group, &over), over.accepted());
+        let revoke = self.retire(group, &over);
+        let unused = over.accepted().into_iter().map(|(episode, _)| episode).collect();
         Some(DroppedGroup { group, revoke, unused })
     }
 
     /// Where a lease stands.
     pub fn standing(&self, lease: LeaseId) -> Standing {
         match self.groups.get(&lease.group) {
+            None if self.taken.contains_key(&lease.group) => Standing::Spent,
             None if self.retired.contains(lease.group) => Standing::Spent,
             None => Standing::Unknown,
             Some(group) => match group.slot(lease.generation) {
@@ -316,7 +357,8 @@ impl LeaseBook {
     }
 
     fn slot_mut(&mut self, lease: LeaseId) -> Option<&mut Slot> {
-        self.groups.get_mut(&lease.group)?.slot_mut(lease.generation)
+        let group = self.groups.get_mut(&lease.group);
+        group.or(self.taken.get_mut(&lease.group))?.slot_mut(lease.generation)
     }
 
     fn end_grants(

@@ -256,3 +256,34 @@ fn any_sequence_of_events_keeps_the_books() {
         }
     }
 }
+
+#[test]
+fn a_taken_group_can_be_opened_again_until_it_is_confirmed() {
+    let mut book = book(2);
+    book.grant(actor("a"), 0, 2);
+    for generation in 0..2 {
+        let at = lease(0, generation);
+        book.submit(actor("a"), at, episode(&format!("x{generation}")));
+        assert!(book.accept(at));
+    }
+    let taken = book.take_complete().expect("complete");
+    assert_eq!(taken.actors, [actor("a"), actor("a")]);
+    assert_eq!(book.standing(lease(0, 1)), Standing::Spent);
+    assert_eq!(book.open(0, order(1)), Err(LeaseError::Reopened(0)));
+    assert_eq!(book.submit(actor("a"), lease(0, 1), episode("x1")), Submission::Duplicate);
+    assert_eq!((book.open_groups(), book.take_complete()), (1, None), "taken once");
+
+    assert_eq!(book.reopen(0, &[1, 7]), 1, "generation 7 is not there");
+    assert_eq!((book.counts().accepted, book.counts().rejected), (1, 1));
+    assert_eq!(ids(&book.grant(actor("b"), 0, 1)), [(0, 1, 1)]);
+    let again = book.submit(actor("a"), lease(0, 1), episode("x1"));
+    assert_eq!(again, Submission::Duplicate, "what was refused stays refused");
+    assert_eq!(book.submit(actor("b"), lease(0, 1), episode("y1")), Submission::First);
+    assert!(book.accept(lease(0, 1)));
+    let taken = book.take_complete().expect("complete again");
+    assert_eq!(taken.episodes, [episode("x0"), episode("y1")]);
+    assert!(book.confirm(0) && !book.confirm(0));
+    assert_eq!(book.reopen(0, &[0]), 0, "over is over");
+    assert_eq!(book.counts().groups_completed, 1);
+    check(&book);
+}

@@ -4,6 +4,7 @@
 //! Recipes hold what decides a run. Where and on what it runs (devices, ports, how many actors) is
 //! the command line's business, so that the same recipe gives the same [`RunId`] everywhere.
 
+mod audit;
 mod dataset;
 mod error;
 mod frozen;
@@ -22,6 +23,7 @@ mod tests;
 use protocol::{Digest, RunId};
 use serde_json::Value;
 
+pub use audit::AuditSettings;
 pub use dataset::{TaskRow, check_disjoint, read_tasks};
 pub use error::RecipeError;
 pub use frozen::Frozen;
@@ -37,9 +39,10 @@ pub use training::{FailurePolicy, TrainingSettings};
 /// of this digest: the same wherever it is written and wherever its files lie.
 pub(crate) fn run_id(kind: &str, settings: &Value, environment: Option<Digest>) -> RunId {
     let mut settings = settings.clone();
-    // What a run keeps of itself does not make it another run.
+    // What a run keeps of itself, and how it looks at it, does not make it another run.
     if let Some(settings) = settings.as_object_mut() {
         settings.remove("evidence");
+        settings.remove("audit");
     }
     let settings = json::canonical(&settings);
     let environment = environment.map(|digest| digest.0);

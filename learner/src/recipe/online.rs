@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Frozen, LoraSettings, RecipeError, TrainingSettings,
+    AuditSettings, Frozen, LoraSettings, RecipeError, TrainingSettings,
     dataset::read_bounded,
     json,
     sampling::SamplingSettings,
@@ -35,6 +35,7 @@ const KEYS: &[&str] = &[
     "evaluation",
     "reward",
     "evidence",
+    "audit",
 ];
 
 /// A recipe whose every field is valid. Frozen files are named, not yet read.
@@ -68,6 +69,8 @@ pub struct Recipe {
     pub reward: Rewards,
     /// What is kept for later audits, and what they may lack.
     pub evidence: EvidenceSettings,
+    /// What sampling evidence does, and when an actor is cut off.
+    pub audit: AuditSettings,
 }
 
 /// The `evidence` section. It decides nothing of what is played, so it is no part of the run's id.
@@ -152,6 +155,7 @@ impl Recipe {
             evaluation: evaluation(&recipe, base, training.sampling)?,
             reward: reward(&recipe)?,
             evidence: evidence(&recipe)?,
+            audit: AuditSettings::read(&recipe, base)?,
             training,
         })
     }
@@ -167,6 +171,7 @@ impl Recipe {
             ("/model", model),
             ("/dataset", Path::new("-")),
             ("/evaluation/dataset", Path::new("-")),
+            ("/audit/calibration", Path::new("-")),
         ] {
             if let Some(Value::Object(file)) = settings.pointer_mut(pointer) {
                 file.insert("path".into(), path.to_string_lossy().into());
@@ -200,6 +205,7 @@ impl Recipe {
             })),
             "reward": reward_settings(&self.reward),
             "evidence": self.evidence,
+            "audit": self.audit.settings(),
         })
     }
 }

@@ -203,7 +203,11 @@ fn wrong_types_and_bounds_name_field_found_and_allowed() {
         ("loss_type", json!("gspo"), "one of \"grpo\", \"dr_grpo\", \"dapo\", not \"gspo\""),
         ("scale_rewards", json!("batch"), "one of \"group\", \"none\", not \"batch\""),
         ("num_iterations", json!(2), "an integer from 1 to 1, not 2"),
-        ("failure_policy", json!("quarantine"), "one of \"abort\", \"drop\", not \"quarantine\""),
+        (
+            "failure_policy",
+            json!("ignore"),
+            "one of \"abort\", \"drop\", \"quarantine\", not \"ignore\"",
+        ),
         ("gradient_checkpointing", json!(1), "true or false, not 1"),
     ] {
         refused("training", json!({key: value}), &format!("training.{key} must be {message}"));

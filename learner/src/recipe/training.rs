@@ -22,6 +22,8 @@ pub enum FailurePolicy {
     Abort,
     /// The lease is issued again, a bounded number of times; then its group is dropped. Both counted.
     Drop,
+    /// The same, and an actor with `audit.quarantine_after` rejections is cut off.
+    Quarantine,
 }
 
 /// How a run is trained. Field names are TRL's where it has them.
@@ -167,7 +169,11 @@ impl TrainingSettings {
             failure_policy: section.choice(
                 "failure_policy",
                 FailurePolicy::Abort,
-                &[("abort", FailurePolicy::Abort), ("drop", FailurePolicy::Drop)],
+                &[
+                    ("abort", FailurePolicy::Abort),
+                    ("drop", FailurePolicy::Drop),
+                    ("quarantine", FailurePolicy::Quarantine),
+                ],
             )?,
         })
     }

@@ -4,7 +4,7 @@
 //! facts between them, the actors and the clock.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,7 +17,7 @@ use terminal::{Failure, Interrupt};
 use tracing::{info, warn};
 
 use crate::{
-    audit::{Audited, Auditor, Presented, Rejected, check_group},
+    audit::{Audited, Auditor, Presented, Reason, Rejected, check_group},
     files::Answer,
     leases::{DroppedGroup, GroupOrder, LeaseBook, LeaseCounts, Standing, Submission},
     local_actors::LocalActors,
@@ -37,6 +37,17 @@ pub struct CollectedGroup {
     pub group: u64,
     /// Its rollouts.
     pub rollouts: Vec<Audited>,
+    /// Where each was played.
+    pub sources: Vec<Source>,
+}
+
+/// Where an episode was played.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// By whom.
+    pub actor: ActorId,
+    /// On what, in the actor's own words.
+    pub device: String,
 }
 
 /// What happened while groups were gathered, since the start of the run.
@@ -53,6 +64,8 @@ pub struct CollectCounts {
     pub turned_away: u64,
     /// Actors that were lost.
     pub losses: u64,
+    /// Actors that were cut off.
+    pub cut_off: u64,
 }
 
 /// Receives what the collector decides on, as it decides. What it was told before a call of
@@ -75,6 +88,12 @@ pub trait Witness {
     /// # Errors
     /// As above.
     fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure>;
+
+    /// An episode that was kept is refused after all.
+    ///
+    /// # Errors
+    /// As above.
+    fn taken_back(&mut self, actor: ActorId, rejected: &Rejected) -> Result<(), Failure>;
 
     /// A group was given up.
     ///
@@ -101,8 +120,11 @@ pub struct Collector {
     local: Option<LocalActors>,
     interrupt: Interrupt,
     failure_policy: FailurePolicy,
+    quarantine_after: u32,
+    rejections: BTreeMap<ActorId, u32>,
+    cut_off: BTreeSet<ActorId>,
     manifest: Option<AdapterManifest>,
-    accepted: HashMap<EpisodeId, Audited>,
+    accepted: HashMap<EpisodeId, (Audited, Source)>,
     /// Acknowledgements that wait until what they promise is on stable storage.
     unsaid: Vec<(ActorId, EpisodeId, AckOutcome)>,
     counts: CollectCounts,
@@ -123,12 +145,22 @@ pub struct CollectorParts {
     pub interrupt: Interrupt,
     /// What a rejected episode does.
     pub failure_policy: FailurePolicy,
+    /// Rejections after which an actor is cut off, where the policy is that.
+    pub quarantine_after: u32,
 }
 
 impl Collector {
     /// A collector without actors yet.
     pub fn new(parts: CollectorParts) -> Self {
-        let CollectorParts { server, auditor, book, local, interrupt, failure_policy } = parts;
+        let CollectorParts {
+            server,
+            auditor,
+            book,
+            local,
+            interrupt,
+            failure_policy,
+            quarantine_after,
+        } = parts;
         Self {
             server,
             auditor,
@@ -137,6 +169,9 @@ impl Collector {
             local,
             interrupt,
             failure_policy,
+            quarantine_after,
+            rejections: BTreeMap::new(),
+            cut_off: BTreeSet::new(),
             manifest: None,
             accepted: HashMap::new(),
             unsaid: Vec::new(),
@@ -165,7 +200,8 @@ impl Collector {
         self.manifest = Some(manifest);
     }
 
-    /// Issues `orders` and waits until each group is complete or dropped. Groups come back by number.
+    /// Issues `orders` and waits until each open group is complete or dropped. Groups come back by
+    /// number; they are over once they are [confirmed](Self::confirm).
     ///
     /// # Errors
     /// The user interrupts; an episode is refused and the recipe says abort; local actors cannot be
@@ -175,8 +211,6 @@ impl Collector {
         orders: Vec<(u64, GroupOrder)>,
         witness: &mut dyn Witness,
     ) -> Result<Vec<CollectedGroup>, Failure> {
-        let generations: BTreeMap<u64, u32> =
-            orders.iter().map(|(group, order)| (*group, order.generations)).collect();
         let ordered = orders.iter().map(|(_, order)| order.generations as usize).sum();
         for (group, order) in orders {
             witness.ordered(group, &order)?;
@@ -205,12 +239,11 @@ impl Collector {
                 for (actor, lease) in &group.revoke {
                     self.revoke(*actor, *lease);
                 }
-                let rollouts: Vec<Audited> =
-                    group.episodes.iter().filter_map(|id| self.accepted.remove(id)).collect();
-                let expected = generations.get(&group.group).copied().unwrap_or_default();
+                let kept = group.episodes.iter().filter_map(|id| self.accepted.remove(id));
+                let (rollouts, sources): (Vec<Audited>, Vec<Source>) = kept.unzip();
                 let all: Vec<&Audited> = rollouts.iter().collect();
-                check_group(group.group, expected, &all).map_err(Failure::fault)?;
-                complete.push(CollectedGroup { group: group.group, rollouts });
+                check_group(group.group, group.generations, &all).map_err(Failure::fault)?;
+                complete.push(CollectedGroup { group: group.group, rollouts, sources });
             }
             while let Some(dropped) = self.book.take_lost() {
                 self.forget(&dropped, witness)?;
@@ -224,6 +257,75 @@ impl Collector {
         }
         complete.sort_by_key(|group| group.group);
         Ok(complete)
+    }
+
+    /// These groups count: nothing about them changes any more.
+    pub fn confirm(&mut self, groups: &[CollectedGroup]) {
+        for group in groups {
+            self.book.confirm(group.group);
+        }
+    }
+
+    /// Refuses rollouts of a collected group after all, by generation and reason. Their leases wait
+    /// again; [`Self::collect`] gives the group back once it is complete.
+    ///
+    /// # Errors
+    /// The recipe says abort; the record cannot be kept.
+    pub fn refuse_collected(
+        &mut self,
+        group: CollectedGroup,
+        refused: &BTreeMap<usize, Reason>,
+        witness: &mut dyn Witness,
+    ) -> Result<(), Failure> {
+        let generations: Vec<u32> = (0..)
+            .zip(&group.rollouts)
+            .enumerate()
+            .filter(|(at, _)| refused.contains_key(at))
+            .map(|(_, (generation, _))| generation)
+            .collect();
+        self.book.reopen(group.group, &generations);
+        let rollouts = group.rollouts.into_iter().zip(group.sources);
+        for (at, (audited, source)) in rollouts.enumerate() {
+            let Some(reason) = refused.get(&at) else {
+                self.accepted.insert(audited.id, (audited, source));
+                continue;
+            };
+            let rejected = Rejected {
+                id: audited.id,
+                lease: Some(audited.episode.lease),
+                reason: reason.clone(),
+                episode: Some(Box::new(audited.episode)),
+            };
+            witness.taken_back(source.actor, &rejected)?;
+            self.answer_for(source.actor, &rejected)?;
+        }
+        Ok(())
+    }
+
+    /// What a refused episode means for the run and for its actor.
+    fn answer_for(&mut self, actor: ActorId, rejected: &Rejected) -> Result<(), Failure> {
+        let lease = rejected.lease.map_or_else(|| "no lease".into(), |lease| lease.to_string());
+        warn!(actor = %actor.0.short(), lease, "rejected: {}", rejected.reason);
+        match self.failure_policy {
+            FailurePolicy::Abort => {
+                return Err(Failure::Fault(format!(
+                    "episode {} of lease {lease} was refused ({}); training.failure_policy is abort",
+                    rejected.id, rejected.reason
+                )));
+            }
+            FailurePolicy::Drop => return Ok(()),
+            FailurePolicy::Quarantine => {}
+        }
+        let rejections = self.rejections.entry(actor).or_default();
+        *rejections += 1;
+        if *rejections >= self.quarantine_after && self.cut_off.insert(actor) {
+            warn!(actor = %actor.0.short(), "cut off after {rejections} rejections");
+            self.counts.cut_off += 1;
+            self.server.shut_out(actor);
+            self.actors.remove(&actor);
+            self.book.release(actor);
+        }
+        Ok(())
     }
 
     /// Tells every actor that the run is over and ends the local ones.
@@ -266,6 +368,8 @@ impl Collector {
 
     fn handle(&mut self, event: Event, witness: &mut dyn Witness) -> Result<(), Failure> {
         match event {
+            // Its connection ends as soon as the server has heard of it.
+            Event::Joined(actor) if self.cut_off.contains(&actor.id) => {}
             Event::Joined(actor) => {
                 info!(actor = %actor.id.0.short(), device = actor.device, slots = actor.slots, "joined");
                 self.counts.joins += 1;
@@ -356,7 +460,9 @@ impl Collector {
             Ok(audited) => {
                 witness.accepted(&answer)?;
                 self.book.accept(lease);
-                self.accepted.insert(id, audited);
+                let device = self.actors.get(&actor).map(|it| it.device.clone());
+                let source = Source { actor, device: device.unwrap_or_default() };
+                self.accepted.insert(id, (audited, source));
                 Ok(AckOutcome::Stored)
             }
             Err(rejected) => self.refuse(&answer, &rejected, witness),
@@ -369,17 +475,10 @@ impl Collector {
         rejected: &Rejected,
         witness: &mut dyn Witness,
     ) -> Result<AckOutcome, Failure> {
-        let lease = answer.lease;
-        warn!(%lease, "rejected: {}", rejected.reason);
         witness.rejected(answer, rejected)?;
-        self.book.reject(lease);
-        match self.failure_policy {
-            FailurePolicy::Abort => Err(Failure::Fault(format!(
-                "episode {} of lease {lease} was refused ({}); training.failure_policy is abort",
-                rejected.id, rejected.reason
-            ))),
-            FailurePolicy::Drop => Ok(AckOutcome::Rejected { reason: rejected.reason.to_string() }),
-        }
+        self.book.reject(answer.lease);
+        self.answer_for(answer.actor, rejected)?;
+        Ok(AckOutcome::Rejected { reason: rejected.reason.to_string() })
     }
 
     /// Says what became of episodes, once that is on stable storage.

@@ -1,7 +1,9 @@
 //! The online loop: publish a policy, collect audited groups, update, and again.
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     time::Instant,
@@ -19,15 +21,19 @@ use protocol::{
 use terminal::{Failure, Interrupt, Progress};
 
 use super::{
-    collect::{CollectCounts, Collector, CollectorParts, Witness},
-    record::{Evaluated, StepRecord, evaluated, line},
-    update::{UpdateGroup, UpdateSettings, adamw, update},
+    collect::{CollectCounts, CollectedGroup, Collector, CollectorParts},
+    record::{Evaluated, SamplingSummary, StepRecord, evaluated, line},
+    update::{Outcome, Refusal, UpdateGroup, UpdateReport, UpdateSettings, adamw, update},
+    watcher::Watcher,
 };
 use crate::{
-    advantage::group_advantages,
-    audit::{Auditor, Rejected},
+    advantage::{GroupAdvantages, group_advantages},
+    audit::{
+        Auditor, Reason,
+        sampling::{Flagged, SamplingEvidence, SamplingJudge, SamplingMode, device_kind, examine},
+    },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{Answer, EpisodeContext, FileError, RunDirectory},
+    files::{EpisodeContext, RunDirectory},
     leases::{GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
@@ -61,6 +67,17 @@ pub struct TrainOptions {
     pub lease_ms: u64,
 }
 
+impl TrainOptions {
+    /// The same with an actor of this host, where no other can know the port: somebody must play.
+    #[must_use]
+    pub fn with_a_player(mut self) -> Self {
+        if self.listen.port() == 0 {
+            self.local_actors = self.local_actors.max(1);
+        }
+        self
+    }
+}
+
 /// A learner with everything loaded and actors on their way.
 pub struct Learner {
     plan: Plan,
@@ -69,54 +86,25 @@ pub struct Learner {
     adapter: Adapter,
     optimizer: Optimizer,
     collector: Collector,
+    judge: SamplingJudge,
     step: u32,
     policy: PolicyDigest,
     adapter_digest: Digest,
     rounds: u32,
 }
 
-/// Writes what the collector decides on, and shows how far it is.
-struct Watcher<'a> {
-    files: Option<&'a mut RunDirectory>,
-    progress: &'a Progress,
-    position: u64,
-    what: String,
+/// What came of trying a step.
+enum Attempt {
+    Made(Made),
+    Refused(Vec<Refusal>),
 }
 
-impl Watcher<'_> {
-    fn write(
-        &mut self,
-        record: impl FnOnce(&mut RunDirectory) -> Result<(), FileError>,
-    ) -> Result<(), Failure> {
-        // An evaluation without a run keeps nothing.
-        self.files.as_deref_mut().map_or(Ok(()), record).map_err(Failure::fault)
-    }
-}
-
-impl Witness for Watcher<'_> {
-    fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure> {
-        self.write(|files| files.ordered(group, order))
-    }
-
-    fn accepted(&mut self, answer: &Answer<'_>) -> Result<(), Failure> {
-        self.write(|files| files.accept(answer))
-    }
-
-    fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure> {
-        self.write(|files| files.reject(answer, rejected))
-    }
-
-    fn dropped(&mut self, group: u64) -> Result<(), Failure> {
-        self.write(|files| files.dropped(group))
-    }
-
-    fn keep(&mut self) -> Result<(), Failure> {
-        self.write(RunDirectory::keep)
-    }
-
-    fn progress(&mut self, done: usize, ordered: usize) {
-        self.progress.tick(self.position, &format!("{} {done}/{ordered} episodes", self.what));
-    }
+/// A step that was made, by group.
+struct Made {
+    advantages: Vec<GroupAdvantages>,
+    flags: Vec<Vec<Option<Flagged>>>,
+    learning_rate: f64,
+    report: UpdateReport,
 }
 
 impl Learner {
@@ -133,7 +121,10 @@ impl Learner {
         progress: &Progress,
     ) -> Result<Self, Failure> {
         let recipe = &plan.recipe;
-        let device = options.device.resolve().open().map_err(Failure::mistake)?;
+        let choice = options.device.resolve();
+        let judge =
+            plan.sampling_judge(device_kind(&choice.to_string())).map_err(Failure::mistake)?;
+        let device = choice.open().map_err(Failure::mistake)?;
         let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
         let dtype = match recipe.training.compute_dtype {
             ComputeDtype::F32 => LoadDtype::F32,
@@ -174,6 +165,7 @@ impl Learner {
             local,
             interrupt,
             failure_policy,
+            quarantine_after: recipe.audit.quarantine_after,
         });
         let optimizer = adamw(&recipe.training.optimizer);
         let mut learner = Self {
@@ -182,6 +174,7 @@ impl Learner {
             adapter,
             optimizer,
             collector,
+            judge,
             step: 0,
             policy: PolicyDigest::new(&plan.model.weights, &Digest::of(b"")),
             adapter_digest: Digest::of(b""),
@@ -236,12 +229,13 @@ impl Learner {
         Ok((manifest.map_err(Failure::fault)?, bytes))
     }
 
-    /// Keeps the adapter that the run starts from.
+    /// Keeps the adapter that the run starts from, and by which bounds it judges.
     ///
     /// # Errors
     /// The run's directory cannot be written.
     pub fn keep_first(&self, files: &mut RunDirectory) -> Result<(), Failure> {
         let (manifest, bytes) = self.broadcast()?;
+        files.judged_by(&self.judge);
         files.policy(&manifest, &bytes).map_err(Failure::fault)
     }
 
@@ -284,7 +278,8 @@ impl Learner {
             what: "evaluating".into(),
         };
         let groups = self.collector.collect(orders, &mut watcher)?;
-        let context = EpisodeContext { step: self.step, advantages: None };
+        self.collector.confirm(&groups);
+        let context = EpisodeContext { step: self.step, advantages: None, sampling: &[] };
         for group in &groups {
             if let Some(files) = files.as_deref_mut() {
                 files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
@@ -308,6 +303,46 @@ impl Learner {
         ));
         progress.record("evaluation", &evaluated);
         Ok(Some(evaluated))
+    }
+
+    /// Plays the training groups of these numbers as the policy is now, trains on none of them, and
+    /// examines how their ids were sampled: evidence and the actor's kind of device, by episode.
+    ///
+    /// # Errors
+    /// As [`Collector::collect`]; a failing device.
+    pub fn examine(
+        &mut self,
+        groups: Range<u64>,
+        order: &mut TaskOrder,
+        progress: &Progress,
+    ) -> Result<Vec<(String, SamplingEvidence)>, Failure> {
+        let settings = self.plan.recipe.training;
+        let position = groups.start * u64::from(settings.num_generations);
+        let orders = self.training_orders(groups, order);
+        let mut watcher = Watcher { files: None, progress, position, what: "calibrating".into() };
+        let groups = self.collector.collect(orders, &mut watcher)?;
+        self.collector.confirm(&groups);
+        let mut found = Vec::new();
+        for group in &groups {
+            let episodes: Vec<_> = group.rollouts.iter().map(|it| &it.episode).collect();
+            let ids = examine(&self.decoder, Some(&self.adapter), settings.sampling(), &episodes)
+                .map_err(Failure::fault)?;
+            for (source, ids) in group.sources.iter().zip(&ids) {
+                found.push((device_kind(&source.device).to_owned(), SamplingEvidence::of(ids)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn training_orders(&self, groups: Range<u64>, order: &mut TaskOrder) -> Vec<(u64, GroupOrder)> {
+        let settings = self.plan.recipe.training;
+        groups
+            .filter_map(|group| {
+                let row = &self.plan.train[order.row(group)?];
+                let generations = settings.num_generations;
+                Some((group, self.order(row, group, settings.sampling(), generations)))
+            })
+            .collect()
     }
 
     /// Trains to the last step of the recipe.
@@ -353,72 +388,41 @@ impl Learner {
         let started = Instant::now();
         let per_step = u64::from(settings.groups_per_step());
         let first = u64::from(self.step) * per_step;
-        let orders = (first..first + per_step)
-            .filter_map(|group| {
-                let row = &self.plan.train[order.row(group)?];
-                let generations = settings.num_generations;
-                Some((group, self.order(row, group, settings.sampling(), generations)))
-            })
-            .collect();
+        let orders = self.training_orders(first..first + per_step, order);
         let mut watcher = Watcher {
             files: Some(&mut *files),
             progress,
             position: u64::from(self.step),
             what: format!("step {}", self.step + 1),
         };
-        let groups = self.collector.collect(orders, &mut watcher)?;
-        if groups.is_empty() {
-            return Err(Failure::Fault(format!(
-                "step {}: every group was dropped; see rejected/ and the actors' messages",
-                self.step + 1
-            )));
-        }
-        let rollout_seconds = started.elapsed().as_secs_f64();
-
-        let updating = Instant::now();
-        let advantages = groups
-            .iter()
-            .map(|group| {
-                let rewards: Vec<f64> =
-                    group.rollouts.iter().map(|it| it.reward.training_reward).collect();
-                group_advantages(&rewards, settings.scale_rewards)
-            })
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(Failure::fault)?;
-        let update_groups: Vec<UpdateGroup<'_>> = groups
-            .iter()
-            .zip(&advantages)
-            .map(|(group, advantages)| UpdateGroup {
-                episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
-                advantages: advantages.advantages.clone(),
-            })
-            .collect();
-        let learning_rate = settings
-            .optimizer
-            .learning_rate_at(u64::from(self.step), u64::from(settings.max_steps));
+        let mut groups = self.collector.collect(orders, &mut watcher)?;
+        let mut rollout_seconds = started.elapsed().as_secs_f64();
+        let (updating, attempt) = loop {
+            if groups.is_empty() {
+                return Err(Failure::Fault(format!(
+                    "step {}: every group was dropped; see rejected/ and the actors' messages",
+                    self.step + 1
+                )));
+            }
+            let updating = Instant::now();
+            match self.try_step(&groups)? {
+                Attempt::Made(attempt) => break (updating, attempt),
+                Attempt::Refused(refusals) => {
+                    let again = Instant::now();
+                    groups = self.play_again(groups, refusals, &mut watcher)?;
+                    rollout_seconds += again.elapsed().as_secs_f64();
+                }
+            }
+        };
+        self.collector.confirm(&groups);
+        let Made { advantages, flags, learning_rate, report } = attempt;
         let sampled_by = self.policy;
-        #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
-        let report = update(
-            &self.decoder,
-            &mut self.adapter,
-            &mut self.optimizer,
-            &UpdateSettings {
-                loss: settings.loss(),
-                loss_type: settings.loss_type,
-                max_completion_length: settings.max_completion_length,
-                temperature: settings.sampling.temperature as f32,
-                checkpointing: settings.gradient_checkpointing,
-            },
-            learning_rate,
-            &update_groups,
-        )
-        .map_err(Failure::fault)?;
         self.step += 1;
         self.publish(Some(&mut *files))?;
         let update_seconds = updating.elapsed().as_secs_f64();
-        for (group, advantages) in groups.iter().zip(&advantages) {
-            let context =
-                EpisodeContext { step: self.step - 1, advantages: Some(&advantages.advantages) };
+        for ((group, advantages), sampling) in groups.iter().zip(&advantages).zip(&flags) {
+            let advantages = Some(advantages.advantages.as_slice());
+            let context = EpisodeContext { step: self.step - 1, advantages, sampling };
             files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
         }
 
@@ -452,8 +456,94 @@ impl Learner {
             rollout_tokens_per_second: sampled as f64 / rollout_seconds,
             update_tokens_per_second: report.tokens as f64 / update_seconds,
             policy: sampled_by,
+            sampling: SamplingSummary::of(flags.iter().flatten().flatten()),
             update: report,
         })
+    }
+
+    /// Makes one optimizer step, unless the sampling evidence of a rollout forbids it.
+    fn try_step(&mut self, groups: &[CollectedGroup]) -> Result<Attempt, Failure> {
+        let settings = self.plan.recipe.training;
+        let advantages = groups
+            .iter()
+            .map(|group| {
+                let rewards: Vec<f64> =
+                    group.rollouts.iter().map(|it| it.reward.training_reward).collect();
+                group_advantages(&rewards, settings.scale_rewards)
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Failure::fault)?;
+        let update_groups: Vec<UpdateGroup<'_>> = groups
+            .iter()
+            .zip(&advantages)
+            .map(|(group, advantages)| UpdateGroup {
+                episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
+                advantages: advantages.advantages.clone(),
+            })
+            .collect();
+        let learning_rate = settings
+            .optimizer
+            .learning_rate_at(u64::from(self.step), u64::from(settings.max_steps));
+        let mut flags: Vec<Vec<Option<Flagged>>> =
+            groups.iter().map(|group| vec![None; group.rollouts.len()]).collect();
+        let judge = &self.judge;
+        let mut verdict = |group: usize, row: usize, evidence: &SamplingEvidence| {
+            let device = groups.get(group).and_then(|it| it.sources.get(row));
+            let device = device.map_or("", |source| source.device.as_str());
+            let flagged = judge.judge(device_kind(device), *evidence);
+            let refused = judge.refuses(&flagged);
+            if let Some(place) = flags.get_mut(group).and_then(|it| it.get_mut(row)) {
+                *place = Some(flagged);
+            }
+            refused.map_or(Ok(()), Err)
+        };
+        #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
+        let outcome = update(
+            &self.decoder,
+            &mut self.adapter,
+            &mut self.optimizer,
+            &UpdateSettings {
+                loss: settings.loss(),
+                loss_type: settings.loss_type,
+                max_completion_length: settings.max_completion_length,
+                temperature: settings.sampling.temperature as f32,
+                checkpointing: settings.gradient_checkpointing,
+                examine: (judge.mode != SamplingMode::Off).then(|| settings.sampling()),
+            },
+            learning_rate,
+            &update_groups,
+            &mut verdict,
+        )
+        .map_err(Failure::fault)?;
+        Ok(match outcome {
+            Outcome::Refused(refusals) => Attempt::Refused(refusals),
+            Outcome::Updated(report) => {
+                Attempt::Made(Made { advantages, flags, learning_rate, report })
+            }
+        })
+    }
+
+    /// Refuses rollouts, and waits until their groups are complete again, or dropped.
+    fn play_again(
+        &mut self,
+        groups: Vec<CollectedGroup>,
+        refusals: Vec<Refusal>,
+        watcher: &mut Watcher<'_>,
+    ) -> Result<Vec<CollectedGroup>, Failure> {
+        let mut refused: BTreeMap<usize, BTreeMap<usize, Reason>> = BTreeMap::new();
+        for Refusal { group, row, reason } in refusals {
+            refused.entry(group).or_default().insert(row, reason);
+        }
+        let mut kept = Vec::with_capacity(groups.len());
+        for (at, group) in groups.into_iter().enumerate() {
+            match refused.get(&at) {
+                None => kept.push(group),
+                Some(refused) => self.collector.refuse_collected(group, refused, watcher)?,
+            }
+        }
+        kept.extend(self.collector.collect(Vec::new(), watcher)?);
+        kept.sort_by_key(|group| group.group);
+        Ok(kept)
     }
 
     /// Ends the run for every actor.

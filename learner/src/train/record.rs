@@ -4,6 +4,7 @@ use protocol::{CallKind, PolicyDigest};
 use serde::Serialize;
 
 use super::{collect::CollectedGroup, update::UpdateReport};
+use crate::audit::sampling::Flagged;
 
 /// How well the policy does on held-out tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -62,6 +63,49 @@ pub struct StepRecord {
     pub update_tokens_per_second: f64,
     /// Digest of the policy that sampled.
     pub policy: PolicyDigest,
+    /// What the scoring pass found out about how the ids were sampled; absent where it did not look.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<SamplingSummary>,
+}
+
+/// The sampling evidence of a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct SamplingSummary {
+    /// Episodes that were examined: those of groups with a gradient.
+    pub episodes: usize,
+    /// Of these, the ones that break a bound.
+    pub flagged: usize,
+    /// Their sampled ids.
+    pub tokens: usize,
+    /// Of these, the ids that honest sampling on this device would not have given.
+    pub unexplained: usize,
+    /// The largest deficit of an id, in units of logit / T.
+    pub deficit_max: f64,
+    /// The largest mean deficit of an episode.
+    pub deficit_mean: f64,
+    /// The largest log-probability gap of an id, nats.
+    pub logp_gap_max: f64,
+    /// The largest mean log-probability gap of an episode, nats.
+    pub logp_gap_mean: f64,
+}
+
+impl SamplingSummary {
+    /// Of these episodes; nothing of none.
+    pub fn of<'a>(flags: impl Iterator<Item = &'a Flagged>) -> Option<Self> {
+        flags.fold(None, |sum, Flagged { evidence, reason }| {
+            let sum = sum.unwrap_or(Self::default());
+            Some(Self {
+                episodes: sum.episodes + 1,
+                flagged: sum.flagged + usize::from(reason.is_some()),
+                tokens: sum.tokens + evidence.tokens,
+                unexplained: sum.unexplained + evidence.unexplained,
+                deficit_max: sum.deficit_max.max(evidence.deficit_max),
+                deficit_mean: sum.deficit_mean.max(evidence.deficit_mean),
+                logp_gap_max: sum.logp_gap_max.max(evidence.logp_gap_max),
+                logp_gap_mean: sum.logp_gap_mean.max(evidence.logp_gap_mean),
+            })
+        })
+    }
 }
 
 /// The results of some groups.

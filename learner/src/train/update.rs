@@ -3,18 +3,23 @@
 //! Groups pass one after the other, so memory is bounded by one group; the denominators are those of
 //! the whole step, so that the parts add up to it. A step in which no group has a gradient (all
 //! rewards equal, no KL term) leaves adapter and optimizer as they are.
+//!
+//! The same pass examines the sampled ids (rung 9 of the audit): nothing is changed before every
+//! episode that the step learns from has passed.
 
 use policy::{
     model::{Adapter, Decoder, ModelError},
-    score::{
-        AdamWSettings, Gradients, Optimizer, ScoreBatch, ScoreConfig, ScoreRow, Trainable, forward,
-        log_probs,
-    },
+    score::{AdamWSettings, Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
 };
-use protocol::Episode;
+use protocol::{Episode, Sampling};
 use serde::Serialize;
 
 use crate::{
+    audit::{
+        Reason,
+        sampling::{SamplingEvidence, deviations},
+    },
+    group_batch::group_batch,
     loss::{
         Denominator, LossConfig, LossError, LossRow, LossStats, LossType, StepTotals, policy_loss,
     },
@@ -37,6 +42,8 @@ pub struct UpdateSettings {
     pub temperature: f32,
     /// Compute activations again in backward.
     pub checkpointing: bool,
+    /// How the ids were sampled, where they shall be examined.
+    pub examine: Option<Sampling>,
 }
 
 /// The audited rollouts of one group.
@@ -46,6 +53,30 @@ pub struct UpdateGroup<'a> {
     pub episodes: Vec<&'a Episode>,
     /// One a rollout.
     pub advantages: Vec<f64>,
+}
+
+/// Decides on the evidence about one rollout, given by group and place in the group: an error refuses
+/// it.
+pub type Verdict<'a> = dyn FnMut(usize, usize, &SamplingEvidence) -> Result<(), Reason> + 'a;
+
+/// How an update ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The step was made.
+    Updated(UpdateReport),
+    /// Rollouts were refused on the evidence of the scoring pass. Nothing was changed.
+    Refused(Vec<Refusal>),
+}
+
+/// A rollout that was refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// Place of its group in the step.
+    pub group: usize,
+    /// Its place in the group.
+    pub row: usize,
+    /// Why.
+    pub reason: Reason,
 }
 
 /// What an update did.
@@ -101,9 +132,11 @@ struct Sums {
     gap_tokens: u64,
     ids: u64,
     gradients: Option<Gradients>,
+    refused: Vec<Refusal>,
 }
 
-/// Makes one step with the gradient of `groups`.
+/// Makes one step with the gradient of `groups`, unless `verdict` refuses one of their rollouts. A
+/// group that has no gradient (all rewards equal, no KL term) is neither scored nor examined.
 ///
 /// # Errors
 /// A loss or gradient that is not finite, or a failing device; nothing was changed.
@@ -114,7 +147,8 @@ pub fn update(
     settings: &UpdateSettings,
     learning_rate: f64,
     groups: &[UpdateGroup<'_>],
-) -> Result<UpdateReport, UpdateError> {
+    verdict: &mut Verdict<'_>,
+) -> Result<Outcome, UpdateError> {
     let totals = groups
         .iter()
         .flat_map(|group| &group.episodes)
@@ -122,19 +156,31 @@ pub fn update(
         .fold(StepTotals::default(), StepTotals::with);
     let denominator = Denominator::new(settings.loss_type, totals, settings.max_completion_length)?;
     let mut sums = Sums::default();
-    for group in groups {
+    for (at, group) in groups.iter().enumerate() {
         if settings.loss.beta == 0.0 && group.advantages.iter().all(|advantage| *advantage == 0.0) {
             continue;
         }
+        let mut first = 0;
         for part in parts(group) {
-            part_gradient(decoder, adapter, settings, &denominator, &part, &mut sums)?;
+            let mut judge = |row: usize, evidence: &SamplingEvidence| {
+                verdict(at, first + row, evidence).map_err(|reason| Refusal {
+                    group: at,
+                    row: first + row,
+                    reason,
+                })
+            };
+            part_gradient(decoder, adapter, settings, &denominator, &part, &mut judge, &mut sums)?;
+            first += part.episodes.len();
         }
+    }
+    if !sums.refused.is_empty() {
+        return Ok(Outcome::Refused(sums.refused));
     }
     let grad_norm = match sums.gradients {
         Some(gradients) => optimizer.step(learning_rate, adapter, gradients)?,
         None => 0.0,
     };
-    Ok(UpdateReport {
+    Ok(Outcome::Updated(UpdateReport {
         loss: sums.loss,
         grad_norm,
         kl: sums.stats.mean_k3(),
@@ -143,7 +189,7 @@ pub fn update(
         logp_gap: (sums.gap_tokens > 0).then(|| sums.gap / sums.gap_tokens as f64),
         tokens: sums.ids,
         stepped: grad_norm > 0.0,
-    })
+    }))
 }
 
 /// Splits a group so that one forward pass stays within [`FORWARD_IDS`].
@@ -161,43 +207,42 @@ fn parts<'a>(group: &UpdateGroup<'a>) -> Vec<UpdateGroup<'a>> {
         .collect()
 }
 
-/// The prompt once, and every rollout's continuation with its loss mask.
-fn batch(episodes: &[&Episode]) -> ScoreBatch {
-    let prompt = |episode: &Episode| {
-        episode.spans.first().map_or(0, |span| span.offset as usize).min(episode.tokens.len())
-    };
-    let prefix = episodes.first().map_or_else(Vec::new, |e| e.tokens[..prompt(e)].to_vec());
-    let rows = episodes.iter().map(|episode| ScoreRow {
-        ids: episode.tokens[prompt(episode)..].to_vec(),
-        scored: episode.loss_mask[prompt(episode)..].iter().map(|mask| *mask == 1).collect(),
-        noise: None,
-    });
-    ScoreBatch { rows: rows.collect(), prefix }
-}
-
 fn part_gradient(
     decoder: &Decoder,
     adapter: &Adapter,
     settings: &UpdateSettings,
     denominator: &Denominator,
     part: &UpdateGroup<'_>,
+    judge: &mut dyn FnMut(usize, &SamplingEvidence) -> Result<(), Refusal>,
     sums: &mut Sums,
 ) -> Result<(), UpdateError> {
-    let batch = batch(&part.episodes);
+    let batch = group_batch(&part.episodes);
     let config = ScoreConfig {
         temperature: settings.temperature,
         checkpointing: settings.checkpointing,
         entropy: true,
+        examine: settings.examine,
         ..ScoreConfig::default()
     };
     sums.ids += (batch.prefix.len() + batch.rows.iter().map(|r| r.ids.len()).sum::<usize>()) as u64;
-    let reference = if settings.loss.beta == 0.0 {
+    // Before the tape, which holds the activations.
+    let reference = if settings.loss.beta == 0.0 || !sums.refused.is_empty() {
         None
     } else {
-        let plain = ScoreConfig { entropy: false, ..config };
+        let plain = ScoreConfig { entropy: false, examine: None, ..config };
         Some(wide(&log_probs(decoder, None, &batch, &plain)?.log_probs))
     };
     let tape = forward(decoder, Some(adapter), Trainable::Adapter, &batch, &config)?;
+    for (row, tokens) in tape.scores().evidence.iter().flatten().enumerate() {
+        let Some(episode) = part.episodes.get(row) else { continue };
+        if let Err(refusal) = judge(row, &SamplingEvidence::of(&deviations(episode, tokens))) {
+            sums.refused.push(refusal);
+        }
+    }
+    if !sums.refused.is_empty() {
+        // The rest of the step is scored to find whatever else must be refused, and for nothing else.
+        return Ok(());
+    }
     let logp = wide(tape.log_probs());
     let entropies = tape.scores().entropies.as_deref().map(wide);
     let rows: Vec<LossRow<'_>> = logp

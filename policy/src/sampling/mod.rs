@@ -67,6 +67,10 @@ pub struct Choice {
 }
 
 /// What a row of logits says about a sampled id, once its noise is made again.
+///
+/// Rounding moves the border of top-p and min-p past an id now and then, however far apart the logits
+/// are. So the id may be one that a border moved by [`BORDER`] leaves in, it must beat only what a
+/// border moved the other way leaves in, and its log-probability is a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TokenEvidence {
     /// By how much the id's logit / T (the bare logit when greedy) would have to rise for this row to
@@ -75,10 +79,13 @@ pub struct TokenEvidence {
     pub deficit: f64,
     /// As [`Choice::logp_raw`].
     pub logp_raw: f32,
-    /// As [`Choice::logp_sampling`]; for an id that truncation drops, as if it alone had been left in
-    /// besides.
-    pub logp_sampling: f32,
+    /// The least and the largest that [`Choice::logp_sampling`] can be; for an id that truncation
+    /// drops, as if it alone had been left in besides.
+    pub logp_sampling: [f32; 2],
 }
+
+/// How far rounding may move the border of top-p (in probability) and of min-p (a share of it).
+pub const BORDER: f32 = 1e-4;
 
 /// [`TokenEvidence`] but for what a scoring pass knows already: the id's `ln softmax(row / T)`, with
 /// T = 1 when greedy.
@@ -86,7 +93,7 @@ pub struct TokenEvidence {
 pub struct Examined {
     deficit: f64,
     logp_raw: Option<f32>,
-    logp_sampling: Option<f32>,
+    logp_sampling: Option<[f32; 2]>,
 }
 
 impl Examined {
@@ -95,7 +102,7 @@ impl Examined {
         TokenEvidence {
             deficit: self.deficit,
             logp_raw: self.logp_raw.unwrap_or(log_softmax),
-            logp_sampling: self.logp_sampling.unwrap_or(log_softmax),
+            logp_sampling: self.logp_sampling.unwrap_or([log_softmax; 2]),
         }
     }
 }
@@ -121,13 +128,6 @@ impl Kept {
         match self {
             Self::All => Field::All,
             Self::Ids(ids) => Field::Ids(ids),
-        }
-    }
-
-    fn holds(&self, id: u32) -> bool {
-        match self {
-            Self::All => true,
-            Self::Ids(ids) => ids.binary_search(&id).is_ok(),
         }
     }
 }
@@ -176,7 +176,7 @@ impl Sampler {
             return Ok(Choice { id, logp_raw, logp_sampling: 0.0 });
         }
         let kept = self.truncate(row, (max, min));
-        let Raced { winner, sum } = self.race(row, &kept, max, key, position, None);
+        let Raced { winner, sum } = self.race(row, kept.field(), max, key, position, None);
         let (id, _) = winner.ok_or(SamplingError::Logits)?;
         let logp_sampling = log_prob(id, self.temperature, sum);
         let logp_raw = match kept {
@@ -200,13 +200,12 @@ impl Sampler {
         if self.greedy() {
             // Of equal logits the lowest id is taken, which no rise by an amount expresses: 0.
             let deficit = f64::from(max) - own;
-            return Ok(Examined { deficit, logp_raw: None, logp_sampling: Some(0.0) });
+            return Ok(Examined { deficit, logp_raw: None, logp_sampling: Some([0.0; 2]) });
         }
         let raw = || (own - f64::from(max) - scan::sum_exp(row, max, 1.0).ln()) as f32;
         let logp_raw = (self.temperature != 1.0).then(raw);
         let score = own / self.temperature + noise(key, position, id);
-        let kept = self.truncate(row, (max, min));
-        let Kept::Ids(ids) = &kept else {
+        let Some([inner, outer]) = self.truncate_both_ways(row, (max, min)) else {
             let key = key.philox();
             let best = vectorized(Challenge {
                 row,
@@ -219,18 +218,20 @@ impl Sampler {
             });
             return Ok(Examined { deficit: best - score, logp_raw, logp_sampling: None });
         };
-        let Raced { winner, mut sum } = self.race(row, &kept, max, key, position, Some(id));
-        let gap = winner.map_or(f64::NEG_INFINITY, |(_, best)| best - score);
         let own = (own - f64::from(max)) / self.temperature;
-        let mut shortfall: f64 = 0.0;
-        if !kept.holds(id) {
-            let logits = ids.iter().filter_map(|&id| row.get(id as usize).copied());
+        let weight = |ids: &[u32]| {
+            let sum = self.race(row, Field::Ids(ids), max, key, position, Some(id)).sum;
+            if ids.binary_search(&id).is_ok() { sum } else { sum + own.exp() }
+        };
+        let Raced { winner, .. } = self.race(row, Field::Ids(&inner), max, key, position, Some(id));
+        let mut deficit = winner.map_or(0.0, |(_, best)| (best - score).max(0.0));
+        if outer.binary_search(&id).is_err() {
+            let logits = outer.iter().filter_map(|&id| row.get(id as usize).copied());
             let least = f64::from(logits.fold(f32::INFINITY, f32::min));
-            shortfall = (least - f64::from(max)) / self.temperature - own;
-            sum += own.exp();
+            deficit = deficit.max((least - f64::from(max)) / self.temperature - own);
         }
-        let deficit = gap.max(shortfall).max(0.0);
-        let logp_sampling = Some((own - sum.ln()) as f32);
+        let log_prob = |ids: &[u32]| (own - weight(ids).ln()) as f32;
+        let logp_sampling = Some([log_prob(&outer), log_prob(&inner)]);
         Ok(Examined { deficit, logp_raw, logp_sampling })
     }
 
@@ -244,25 +245,52 @@ impl Sampler {
         })
     }
 
-    fn truncate(&self, row: &[f32], (max, min): (f32, f32)) -> Kept {
-        let top_k = self.top_k != 0 && self.top_k < row.len();
-        if !top_k && self.rest.is_none() && self.min_p == 0.0 {
+    fn truncates(&self, row: &[f32]) -> bool {
+        self.top_k(row) || self.rest.is_some() || self.min_p > 0.0
+    }
+
+    fn top_k(&self, row: &[f32]) -> bool {
+        self.top_k != 0 && self.top_k < row.len()
+    }
+
+    fn truncate(&self, row: &[f32], extremes: (f32, f32)) -> Kept {
+        if !self.truncates(row) {
             return Kept::All;
         }
-        let mut ids = if top_k { truncate::top_k(row, self.top_k) } else { every_id(row) };
+        Kept::Ids(self.narrow(row, extremes, self.largest(row), 0.0))
+    }
+
+    /// What survives with the borders of top-p and min-p moved inwards, and outwards; nothing where
+    /// everything survives.
+    fn truncate_both_ways(&self, row: &[f32], extremes: (f32, f32)) -> Option<[Vec<u32>; 2]> {
+        if !self.truncates(row) {
+            return None;
+        }
+        let ids = self.largest(row);
+        Some([BORDER, -BORDER].map(|by| self.narrow(row, extremes, ids.clone(), by)))
+    }
+
+    /// What top-k leaves, ascending.
+    fn largest(&self, row: &[f32]) -> Vec<u32> {
+        if self.top_k(row) { truncate::top_k(row, self.top_k) } else { every_id(row) }
+    }
+
+    /// What top-p and min-p leave of `ids`, with their borders moved inwards by `by`.
+    fn narrow(&self, row: &[f32], (max, min): (f32, f32), mut ids: Vec<u32>, by: f32) -> Vec<u32> {
         if let Some(rest) = self.rest {
-            truncate::top_p(row, &mut ids, (max, min), self.temperature, rest);
+            truncate::top_p(row, &mut ids, (max, min), self.temperature, rest + by);
         }
         if self.min_p > 0.0 {
-            truncate::min_p(row, &mut ids, max, self.temperature, self.min_p);
+            let border = self.min_p + self.min_p * by;
+            truncate::min_p(row, &mut ids, max, self.temperature, border.min(1.0));
         }
-        Kept::Ids(ids)
+        ids
     }
 
     fn race(
         &self,
         row: &[f32],
-        kept: &Kept,
+        field: Field<'_>,
         max: f32,
         key: &NoiseKey,
         position: u32,
@@ -270,7 +298,7 @@ impl Sampler {
     ) -> Raced {
         vectorized(Race {
             row,
-            field: kept.field(),
+            field,
             max,
             temperature: self.temperature,
             key: key.philox(),

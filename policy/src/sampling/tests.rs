@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use protocol::{Digest, NoiseKey, Sampling};
 use serde::Deserialize;
 
-use super::{Choice, Sampler, SamplingError, TokenEvidence, noise};
+use super::{BORDER, Choice, Sampler, SamplingError, TokenEvidence, noise};
 
 const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
 
@@ -23,6 +23,11 @@ fn row(seed: &str, n: usize, scale: f64) -> Vec<f32> {
 
 /// The definition, spelled out: full sort, all noise, f64 but where transformers rounds to f32.
 fn brute_survivors(row: &[f32], s: &Sampling) -> Vec<u32> {
+    brute_survivors_within(row, s, 0.0)
+}
+
+/// With the borders of top-p and min-p moved inwards.
+fn brute_survivors_within(row: &[f32], s: &Sampling, by: f32) -> Vec<u32> {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|&a, &b| row[a].partial_cmp(&row[b]).expect("finite"));
     let t = f64::from(s.temperature);
@@ -39,10 +44,10 @@ fn brute_survivors(row: &[f32], s: &Sampling) -> Vec<u32> {
         let last = *order.last().expect("not empty");
         order.retain(|&i| {
             cumulated += f64::from((weight(i) / total) as f32);
-            cumulated as f32 > rest as f32 || i == last
+            cumulated as f32 > rest as f32 + by || i == last
         });
     }
-    order.retain(|&i| weight(i) as f32 >= s.min_p);
+    order.retain(|&i| weight(i) as f32 >= (s.min_p + s.min_p * by).min(1.0));
     let mut ids: Vec<u32> = order.into_iter().map(|i| i as u32).collect();
     ids.sort_unstable();
     ids
@@ -126,19 +131,22 @@ proptest! {
         for id in [at.index(row.len()) as u32, chosen.id] {
             let found = examine(&row, &s, &k, position, id);
             let t: f64 = s.temperature.to_string().parse().expect("a number");
-            let scores = brute_scores(&row, &s, &k, position);
-            let own = f64::from(row[id as usize]) / t;
-            let others = scores.iter().filter(|&&(other, _)| other != id).map(|&(_, score)| score);
-            let gap = others.fold(f64::NEG_INFINITY, f64::max) - (own + noise(&k, position, id));
-            let logits = scores.iter().map(|&(id, _)| f64::from(row[id as usize]) / t);
-            let shortfall = logits.fold(f64::INFINITY, f64::min) - own;
-            let expected = gap.max(shortfall).max(0.0);
+            let tempered = |id: u32| f64::from(row[id as usize]) / t;
+            let [inner, outer] = [BORDER, -BORDER].map(|by| brute_survivors_within(&row, &s, by));
+            let rivals = inner.iter().filter(|&&other| other != id);
+            let best = rivals.map(|&other| tempered(other) + noise(&k, position, other));
+            let gap = best.fold(f64::NEG_INFINITY, f64::max) - tempered(id) - noise(&k, position, id);
+            let least = outer.iter().map(|&id| tempered(id)).fold(f64::INFINITY, f64::min);
+            let expected = gap.max(least - tempered(id)).max(0.0);
             prop_assert!((found.deficit - expected).abs() < 1e-9, "{} {}", found.deficit, expected);
             if id == chosen.id {
                 prop_assert_eq!(found.deficit, 0.0);
-                prop_assert!((found.logp_raw - chosen.logp_raw).abs() < 1e-5 * (1.0 - chosen.logp_raw));
-                let (ours, theirs) = (found.logp_sampling, chosen.logp_sampling);
-                prop_assert!((ours - theirs).abs() < 1e-5 * (1.0 - theirs));
+                let rounding = 1e-5 * (1.0 - chosen.logp_raw);
+                prop_assert!((found.logp_raw - chosen.logp_raw).abs() < rounding);
+                let [low, high] = found.logp_sampling;
+                prop_assert!(low - rounding <= chosen.logp_sampling);
+                prop_assert!(chosen.logp_sampling <= high + rounding);
+                prop_assert!(high - low < 0.75, "{} {}", low, high);
             }
         }
     }
