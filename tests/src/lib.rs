@@ -51,7 +51,7 @@ pub fn programs() -> &'static Programs {
     })
 }
 
-/// A recipe of the guessing demo in a directory of its own.
+/// The recipe of a demo in a directory of its own.
 #[derive(Debug)]
 pub struct Demo {
     /// Removed with this value.
@@ -61,20 +61,29 @@ pub struct Demo {
 }
 
 impl Demo {
-    /// The shipped recipe with `steps` steps and eight held-out games.
+    /// The guessing demo with `steps` steps and eight held-out games.
     ///
     /// # Panics
     /// When the demo's files are not there.
     pub fn new(steps: u32) -> Self {
-        let guess = workspace().join("examples/guess").canonicalize().expect("the demo is there");
-        let text = std::fs::read_to_string(guess.join("recipe.json")).expect("its recipe");
+        Self::of("guess", steps)
+    }
+
+    /// The demo of this name, likewise.
+    ///
+    /// # Panics
+    /// When the demo's files are not there.
+    pub fn of(name: &str, steps: u32) -> Self {
+        let demo = workspace().join("examples").join(name);
+        let demo = demo.canonicalize().expect("the demo is there");
+        let text = std::fs::read_to_string(demo.join("recipe.json")).expect("its recipe");
         let mut recipe: Value = serde_json::from_str(&text).expect("JSON");
         let dir = tempfile::tempdir().expect("a directory");
-        let eval = std::fs::read_to_string(guess.join("eval.jsonl")).expect("held-out tasks");
+        let eval = std::fs::read_to_string(demo.join("eval.jsonl")).expect("held-out tasks");
         let few: String = eval.lines().take(8).map(|line| format!("{line}\n")).collect();
         std::fs::write(dir.path().join("eval.jsonl"), few).expect("written");
-        recipe["model"]["path"] = path(&guess.join("model"));
-        recipe["dataset"]["path"] = path(&guess.join("train.jsonl"));
+        recipe["model"]["path"] = path(&demo.join("model"));
+        recipe["dataset"]["path"] = path(&demo.join("train.jsonl"));
         recipe["evaluation"]["dataset"]["path"] = path(&dir.path().join("eval.jsonl"));
         recipe["evaluation"]["dataset"]["sha256"] = digest(&dir.path().join("eval.jsonl")).into();
         recipe["output_dir"] = path(&dir.path().join("run"));

@@ -87,14 +87,40 @@ fn a_row_that_cannot_be_scored_is_named_by_its_line() {
 
 #[test]
 fn built_in_environments_pass_their_check() {
-    for (environment, task) in [("guess", "{}"), ("add", r#"{"want": 5}"#)] {
-        let section = format!(r#"{{"name": "{environment}"}}"#);
+    let section = r#"{"name": "office", "level": 3, "error_percent": 50}"#;
+    for (environment, task) in [("guess", "{}"), ("add", r#"{"want": 5}"#), (section, "{}")] {
         let mut command = Command::new(&programs().actor);
-        let checked = run(command.args(["check", &section, "--task", task]));
+        let checked = run(command.args(["check", environment, "--task", task]));
         assert!(checked.stdout.contains("verdict"), "{}", checked.stdout);
     }
     let mut command = Command::new(&programs().actor);
     let finished = finish(start(command.args(["check", r#"{"name": "wordle"}"#])));
     assert_eq!(finished.status.code(), Some(2));
     assert!(finished.stderr.contains("environment.name"), "{}", finished.stderr);
+}
+
+#[test]
+fn a_data_set_is_drawn_frozen_and_never_overwritten() {
+    let office = workspace().join("examples/office");
+    let dir = tempfile::tempdir().expect("a directory");
+    for (split, count) in [("train", "512"), ("eval", "200")] {
+        let output = dir.path().join(format!("{split}.jsonl"));
+        let mut command = Command::new(&programs().learner);
+        command.arg("dataset").arg(office.join("recipe.json"));
+        command.args(["--split", split, "--rows", count, "--output"]).arg(&output);
+        let printed = &rows(&run(&mut command))[0];
+        assert_eq!(printed["sha256"], tests::digest(&output));
+        let drawn = fs::read(&output).expect("written");
+        let shipped = fs::read(office.join(format!("{split}.jsonl"))).expect("there");
+        assert!(drawn == shipped, "the demo's {split} set is what the command draws");
+        let again = finish(start(&mut command));
+        assert_eq!(again.status.code(), Some(2));
+        assert!(again.stderr.contains("--output"), "{}", again.stderr);
+        assert_eq!(fs::read(&output).expect("there"), drawn);
+    }
+    let mut command = Command::new(&programs().learner);
+    command.args(["dataset", "add", "--split", "train", "--rows", "3", "--output"]);
+    let refused = finish(start(command.arg(dir.path().join("add.jsonl"))));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(refused.stderr.starts_with("error: environment add draws no tasks"));
 }

@@ -131,3 +131,42 @@ fn a_trained_adapter_is_measured_by_eval() {
     assert_eq!(result["adapter_sha256"], end["adapter_sha256"]);
     assert_eq!(result["episodes"], 8);
 }
+
+#[test]
+fn the_office_trains_on_weighted_rewards_and_reports_them_apart() {
+    let mut demo = Demo::of("office", 2);
+    demo.recipe["reward"] =
+        serde_json::json!({"weights": {"environment": 0.5, "trusted-milestones-v1": 0.25}});
+    demo.recipe["evaluation"]["every"] = 1.into();
+    let finished = finish(start(&mut train(&demo, &["--local-actors", "1"])));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let end = last(&finished);
+    assert_eq!(end["counts"]["rejected"], 0);
+    let number = |value: &Value| value.as_f64().expect("a number");
+    let sums = |record: &Value| {
+        let want = 0.5 * number(&record["success"]) + 0.25 * number(&record["milestone_reward"]);
+        assert!((number(&record["reward"]) - want).abs() < 1e-9, "{record}");
+    };
+    sums(&end["before"]);
+    sums(&end["after"]);
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(demo.run().join(name)).expect("there");
+        let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        rows.collect::<Vec<Value>>()
+    };
+    let metrics = read("metrics.jsonl");
+    let (evaluations, steps): (Vec<_>, Vec<_>) =
+        metrics.iter().partition(|row| row["evaluation"].is_object());
+    assert_eq!((evaluations.len(), steps.len()), (3, 2));
+    steps.iter().for_each(|step| sums(step));
+    for row in read("evidence.jsonl") {
+        let parts = &row["reward_components"]["parts"];
+        assert_eq!(parts[0]["version"], "environment");
+        assert_eq!(parts[1]["version"], "trusted-milestones-v1");
+        let parts = [0, 1].map(|at| number(&parts[at]["weight"]) * number(&parts[at]["reward"]));
+        assert!((number(&row["training_reward"]) - parts[0] - parts[1]).abs() < 1e-9, "{row}");
+    }
+    let best = &demo.manifest()["best_adapter"];
+    let measured = evaluations.iter().map(|row| number(&row["evaluation"]["success"]));
+    assert_eq!(number(&best["success"]), measured.fold(0.0, f64::max));
+}
