@@ -1,6 +1,9 @@
 //! The learner's command line.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Parser, Subcommand};
 use policy::device::DeviceChoice;
@@ -18,6 +21,7 @@ use crate::{
         record::Evaluated,
         run::{self, Summary},
     },
+    verify::verify,
 };
 
 /// Trains tool-using language policies, and learns from no token that has not answered for itself.
@@ -101,6 +105,21 @@ enum Command {
         /// Where the run would be written, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+    },
+    /// Verify a finished or interrupted run from its directory alone; exit status 1 if anything fails.
+    ///
+    /// Every episode is audited again from the journal's bytes, and everything that the run wrote is
+    /// computed again and compared: leases, verdicts, rewards, advantages, evidence, adapters, metrics,
+    /// totals.
+    Audit {
+        /// The run's directory.
+        run: PathBuf,
+        /// The checkpoint that was trained, to be compared too.
+        #[arg(long)]
+        model: Option<PathBuf>,
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
     },
     /// Print log-probabilities of given ids or conversations as JSON lines.
     Score {
@@ -274,6 +293,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             print_line(&text);
             Ok(())
         }
+        Command::Audit { run, model, json } => audit(&run, model.as_deref(), json),
         Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {
             let kwargs = serde_json::from_str(&chat_template_kwargs).map_err(|e| {
                 Failure::Mistake(format!("--chat-template-kwargs: {e}; give an object"))
@@ -307,7 +327,25 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-fn digest(path: &std::path::Path) -> Result<protocol::Digest, Failure> {
+fn audit(run: &Path, model: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let report = verify(run, model).map_err(Failure::mistake)?;
+    let summary = report.summary();
+    if json {
+        print_line(&serde_json::to_string(&report).map_err(Failure::fault)?);
+    } else {
+        print_line(report.to_string().trim_end());
+    }
+    match (report.holds, json) {
+        (false, _) => Err(Failure::Fault(summary)),
+        (true, false) => {
+            print_line(&summary);
+            Ok(())
+        }
+        (true, true) => Ok(()),
+    }
+}
+
+fn digest(path: &Path) -> Result<protocol::Digest, Failure> {
     if path.is_dir() {
         let digests = policy::model::checkpoint_digests(path).map_err(Failure::mistake)?;
         return Ok(digests.all);
@@ -318,7 +356,7 @@ fn digest(path: &std::path::Path) -> Result<protocol::Digest, Failure> {
 }
 
 /// The table at the end of a run.
-fn table(summary: &Summary, recipe: &std::path::Path) -> String {
+fn table(summary: &Summary, recipe: &Path) -> String {
     let held_out = |value: fn(&Evaluated) -> Option<f64>| {
         let shown = |evaluated: Option<&Evaluated>| {
             evaluated.and_then(value).map_or_else(|| "-".into(), |it| format!("{it:.3}"))

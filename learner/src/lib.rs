@@ -18,3 +18,4 @@ pub mod score;
 pub mod serve;
 pub mod sft;
 pub mod train;
+pub mod verify;

@@ -21,8 +21,8 @@ use crate::{
     },
     curriculum::episode_seed,
     files::{
-        DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, PolicyFormat,
-        Status, dependency_versions,
+        DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, ParserRecord,
+        PolicyFormat, Status, dependency_versions,
     },
     recipe::{
         Frozen, Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id,
@@ -33,6 +33,13 @@ use crate::{
 /// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
 /// spread.
 const RENDERED: usize = 256;
+
+/// What bounds the reading of tool calls in this release.
+pub(crate) const PARSER: ParserRecord = ParserRecord {
+    max_ids: policy::chat::MAX_IDS,
+    max_characters: policy::chat::MAX_CHARS,
+    max_depth: policy::chat::MAX_DEPTH,
+};
 
 /// A validated run.
 #[derive(Clone, Debug)]
@@ -237,6 +244,7 @@ impl Plan {
                 tokenizer_sha256: self.model.tokenizer,
                 chat_template_sha256: self.model.template,
                 tool_call_dialect: format!("{:?}", self.format.dialect()),
+                parser: PARSER,
                 tools_in_template: self.format.tools_in_template(),
                 stop_ids: self.format.stop_ids().to_vec(),
                 files: BTreeMap::new(),

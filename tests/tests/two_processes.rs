@@ -169,4 +169,33 @@ fn the_office_trains_on_weighted_rewards_and_reports_them_apart() {
     let best = &demo.manifest()["best_adapter"];
     let measured = evaluations.iter().map(|row| number(&row["evaluation"]["success"]));
     assert_eq!(number(&best["success"]), measured.fold(0.0, f64::max));
+    let audited = finish(start(Command::new(&programs().learner).arg("audit").arg(demo.run())));
+    assert_eq!(audited.status.code(), Some(0), "{}{}", audited.stdout, audited.stderr);
+}
+
+#[test]
+fn a_finished_run_is_audited_from_its_directory_and_a_changed_one_is_found_out() {
+    let demo = Demo::new(2);
+    let finished = finish(start(&mut train(&demo, &["--local-actors", "1"])));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let audit = |more: &[&str]| {
+        let mut command = Command::new(&programs().learner);
+        finish(start(command.arg("audit").arg(demo.run()).args(more)))
+    };
+    let model = demo.recipe["model"]["path"].as_str().expect("a path").to_owned();
+    let holds = audit(&["--model", &model]);
+    assert_eq!(holds.status.code(), Some(0), "{}{}", holds.stdout, holds.stderr);
+    assert!(holds.stdout.contains("48 episodes accepted, 0 refused"), "{}", holds.stdout);
+    let metrics = demo.run().join("metrics.jsonl");
+    let text = std::fs::read_to_string(&metrics).expect("there");
+    std::fs::write(&metrics, text.replacen("\"success\":0.", "\"success\":0.9", 1))
+        .expect("written");
+    let fails = audit(&["--json"]);
+    assert_eq!(fails.status.code(), Some(1), "{}", fails.stdout);
+    let report: Value = serde_json::from_str(&fails.stdout).expect("one object");
+    assert_eq!(report["holds"], false);
+    assert_eq!(fails.stderr.lines().count(), 1, "{}", fails.stderr);
+    assert!(fails.stderr.contains("1 of 12 checks fail (metrics)"), "{}", fails.stderr);
+    std::fs::remove_file(demo.run().join("manifest.json")).expect("removed");
+    assert_eq!(audit(&[]).status.code(), Some(2));
 }

@@ -227,6 +227,8 @@ pub struct EvidenceLine {
     pub number: u64,
     /// Its bytes, without the newline.
     pub text: Vec<u8>,
+    /// The digest that it says it follows.
+    pub previous: Digest,
     /// Its row.
     pub row: EvidenceRow,
     /// What is wrong with its place in the chain, if anything is.
@@ -292,7 +294,7 @@ impl EvidenceReader {
         });
         self.head = Digest::of(&text);
         self.rows = number;
-        Ok(Some(EvidenceLine { number, text, row, broken }))
+        Ok(Some(EvidenceLine { number, text, previous: link.previous, row, broken }))
     }
 }
 

@@ -93,6 +93,8 @@ pub struct PolicyFormat {
     pub chat_template_sha256: Digest,
     /// How tool calls are written.
     pub tool_call_dialect: String,
+    /// What bounds their reading.
+    pub parser: ParserRecord,
     /// Whether the template prints the tools; otherwise the system prompt does.
     pub tools_in_template: bool,
     /// The ids that end a turn.
@@ -225,6 +227,41 @@ pub struct GroupRecord {
     pub policy: PolicyDigest,
 }
 
+/// Why a run ended before its last step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FailureRecord {
+    /// One line.
+    pub message: String,
+    /// Optimizer steps made until then.
+    pub step: u64,
+    /// The refused episode that ended it, in the run's directory, where `failure_policy` is `abort`.
+    pub refused: Option<PathBuf>,
+}
+
+/// A machine and a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRecord {
+    /// As `cpu` or `cuda:0`.
+    pub device: String,
+    /// Operating system.
+    pub os: String,
+    /// Processor architecture.
+    pub architecture: String,
+    /// Processors that the program may use.
+    pub processors: usize,
+}
+
+/// What bounds the reading of tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParserRecord {
+    /// Ids of a turn that are parsed.
+    pub max_ids: usize,
+    /// Characters of a turn that are parsed.
+    pub max_characters: usize,
+    /// Depth of arguments.
+    pub max_depth: usize,
+}
+
 /// How far a run came.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progressed {
@@ -233,7 +270,9 @@ pub struct Progressed {
     /// When it ended, UTC.
     pub ended_at: Option<String>,
     /// Why it failed or was interrupted.
-    pub error: Option<String>,
+    pub error: Option<FailureRecord>,
+    /// Where it was computed.
+    pub host: Option<HostRecord>,
     /// SHA-256 of the program.
     pub program_sha256: Option<Digest>,
     /// Optimizer steps made.

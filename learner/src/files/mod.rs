@@ -31,11 +31,12 @@ pub use evidence::{
 pub use jsonl::JsonLines;
 pub use manifest::{
     AdapterRecord, BestAdapter, DatasetRecord, Derived, DeviceBounds, EnvironmentRecord,
-    EvidenceRecord, FileRecord, GroupRecord, Manifest, ModelRecord, PolicyFormat, PolicyRecord,
-    Progressed, Status, TaskCoverage,
+    EvidenceRecord, FailureRecord, FileRecord, GroupRecord, HostRecord, Manifest, ModelRecord,
+    ParserRecord, PolicyFormat, PolicyRecord, Progressed, Status, TaskCoverage,
 };
 pub use policies::{PolicyError, PolicyStore};
 pub use run_directory::{Answer, EpisodeContext, RunDirectory, read_manifest};
+pub(crate) use run_directory::{EVIDENCE, JOURNAL, METRICS, REJECTED, TOKENIZER, tokenizer_files};
 pub use time::utc_now;
 pub use update::{UpdateEvidence, compare_adapters};
 pub use versions::{dependency_versions, program_sha256};

@@ -8,15 +8,16 @@ use std::{
 };
 
 use policy::{chat::ChatFormat, model::Adapter};
-use protocol::{ActorId, AdapterManifest, Digest, LeaseId, PolicyDigest};
+use protocol::{ActorId, AdapterManifest, Digest, EpisodeId, LeaseId, PolicyDigest};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    AdapterRecord, BestAdapter, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FileError,
-    FileRecord, GroupRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed,
-    SamplingRecord, Status, compare_adapters, program_sha256, utc_now, write_atomic,
+    AdapterRecord, BestAdapter, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow,
+    FailureRecord, FileError, FileRecord, GroupRecord, HostRecord, JsonLines, Manifest,
+    PolicyStore, PolicyVersion, Progressed, SamplingRecord, Status, compare_adapters,
+    program_sha256, utc_now, write_atomic,
 };
 use crate::{
     advantage::{ScaleRewards, group_advantages},
@@ -66,6 +67,8 @@ pub struct Answer<'a> {
     pub attempt: u32,
     /// How many updates newer than its policy there are.
     pub behind: u64,
+    /// What it was sampled on, in the actor's own words.
+    pub device: &'a str,
     /// The episode's bytes.
     pub body: &'a [u8],
 }
@@ -93,6 +96,7 @@ pub struct RunDirectory {
     journal: Journal,
     policies: PolicyStore,
     announced: BTreeSet<PolicyDigest>,
+    last_refused: Option<EpisodeId>,
     /// Bytes of adapters that may be archived in all.
     archive_bytes: u64,
     format: Arc<ChatFormat>,
@@ -126,6 +130,7 @@ impl RunDirectory {
             journal: Journal::create(path.join(JOURNAL), plan.run)?,
             policies: PolicyStore::create(&path, plan.model.weights)?,
             announced: BTreeSet::new(),
+            last_refused: None,
             archive_bytes: plan.recipe.evidence.archive_bytes(),
             format: plan.format.clone(),
             tasks: BTreeSet::new(),
@@ -135,6 +140,16 @@ impl RunDirectory {
         this.manifest.policy_format.files = tokenizer;
         this.write_manifest(true)?;
         Ok(this)
+    }
+
+    /// Says on which device the run is computed.
+    pub fn computed_on(&mut self, device: &str) {
+        self.progress.host = Some(HostRecord {
+            device: device.to_owned(),
+            os: std::env::consts::OS.into(),
+            architecture: std::env::consts::ARCH.into(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+        });
     }
 
     /// The directory.
@@ -216,8 +231,8 @@ impl RunDirectory {
     /// # Errors
     /// The journal cannot be written.
     pub fn accept(&mut self, answer: &Answer<'_>) -> Result<(), FileError> {
-        let &Answer { actor, attempt, behind, body, .. } = answer;
-        Ok(self.journal.append(&Record::Accepted { actor, attempt, behind, body })?)
+        let &Answer { actor, attempt, behind, device, body, .. } = answer;
+        Ok(self.journal.append(&Record::Accepted { actor, attempt, behind, device, body })?)
     }
 
     /// Writes down a group that was given up.
@@ -291,7 +306,7 @@ impl RunDirectory {
     /// # Errors
     /// The directory cannot be written.
     pub fn reject(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), FileError> {
-        let &Answer { actor, lease, attempt, behind, body } = answer;
+        let &Answer { actor, lease, attempt, behind, body, .. } = answer;
         let kept = &mut self.progress.task_coverage.rejected_bytes;
         let fits = *kept + body.len() as u64 <= REJECTED_BYTES;
         if fits {
@@ -345,6 +360,7 @@ impl RunDirectory {
         });
         let path = directory.join(format!("{}.json", rejected.id));
         write_atomic(&path, format!("{record:#}\n").as_bytes(), false)?;
+        self.last_refused = Some(rejected.id);
         self.progress.task_coverage.rejected_rollouts += 1;
         *self.progress.rejections.entry(code.to_owned()).or_default() += 1;
         if self.progress.last_rejected.len() == LAST_REJECTED {
@@ -458,10 +474,17 @@ impl RunDirectory {
     ) -> Result<(), FileError> {
         self.manifest.status = status;
         self.progress.ended_at = Some(utc_now());
-        self.progress.error = (status != Status::Completed).then(|| reason.to_owned());
+        let abort = self.manifest.settings.pointer("/training/failure_policy");
+        let refused = self
+            .last_refused
+            .filter(|_| status == Status::Failed && abort.and_then(Value::as_str) == Some("abort"));
+        self.progress.error = (status != Status::Completed).then(|| FailureRecord {
+            message: reason.to_owned(),
+            step: self.progress.steps,
+            refused: refused.map(|id| Path::new(REJECTED).join(format!("{id}.json"))),
+        });
         self.progress.leases = serde_json::to_value(leases).unwrap_or(Value::Null);
         self.progress.task_coverage.consumed_unique_task_ids = self.tasks.iter().cloned().collect();
-        self.journal.sync()?;
         self.evidence.sync()?;
         self.metrics.sync()?;
         let groups = std::mem::take(&mut self.progress.reward_groups);
@@ -477,6 +500,8 @@ impl RunDirectory {
     }
 
     fn write(&mut self, durable: bool, groups: Vec<GroupRecord>) -> Result<(), FileError> {
+        // The manifest never speaks of records that a crash could take back.
+        self.journal.sync()?;
         self.progress.evidence = Some(EvidenceRecord {
             file: EVIDENCE.into(),
             rows: self.evidence.rows(),

@@ -9,28 +9,44 @@ use sha2::{Digest as _, Sha256};
 const LOCK: &str = include_str!("../../../Cargo.lock");
 
 /// Crates that decide numbers, tokens or bytes.
-const NAMED: [&str; 9] = [
+const NAMED: [&str; 24] = [
+    "actor",
     "bincode",
     "burn",
+    "burn-autodiff",
+    "burn-backend",
+    "burn-core",
+    "burn-flex",
+    "burn-optim",
+    "burn-store",
+    "burn-tensor",
     "cubecl",
+    "environments",
+    "gemm",
+    "half",
+    "learner",
     "minijinja",
-    "quinn",
-    "rustls",
+    "minijinja-contrib",
+    "policy",
+    "protocol",
+    "pulp",
     "safetensors",
     "serde_json",
+    "sha2",
     "tokenizers",
 ];
 
 /// Versions of this program and of the crates that decide what it computes, by name.
 pub fn dependency_versions() -> BTreeMap<String, String> {
-    let mut versions: BTreeMap<String, String> =
-        locked(LOCK).filter(|(name, _)| NAMED.contains(name)).map(owned).collect();
+    let mut versions: BTreeMap<String, String> = BTreeMap::new();
+    for (name, version) in locked(LOCK).filter(|(name, _)| NAMED.contains(name)) {
+        // A crate that is there in several versions names them all.
+        let known = versions.entry(name.into()).or_default();
+        let separator = if known.is_empty() { "" } else { ", " };
+        *known += &format!("{separator}{version}");
+    }
     versions.insert("rollcall".into(), env!("CARGO_PKG_VERSION").into());
     versions
-}
-
-fn owned((name, version): (&str, &str)) -> (String, String) {
-    (name.into(), version.into())
 }
 
 /// Name and version of each package of a lock file.

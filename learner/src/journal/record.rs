@@ -41,10 +41,12 @@ pub enum Record<'a> {
         attempt: u32,
         /// Updates between its policy and the newest when it was judged.
         behind: u64,
+        /// What it was sampled on, in the actor's own words.
+        device: &'a str,
         /// The episode.
         body: &'a [u8],
     },
-    /// The answer to a lease, refused.
+    /// The answer to a lease, refused; or one that was accepted before and is taken back.
     Rejected {
         /// Who sent it.
         actor: ActorId,
@@ -58,7 +60,8 @@ pub enum Record<'a> {
         id: EpisodeId,
         /// The stable name of the reason.
         reason: &'a str,
-        /// The episode; nothing where it was over the bound of what is kept of refused episodes.
+        /// The episode; nothing where it was over the bound of what is kept of refused episodes, or
+        /// stands in the record that accepted it.
         body: Option<&'a [u8]>,
     },
     /// A group was given up: its accepted episodes are used for nothing.
@@ -93,6 +96,7 @@ struct AcceptedWire<'a> {
     actor: Digest,
     attempt: u32,
     behind: u64,
+    device: &'a str,
     body: &'a [u8],
 }
 
@@ -143,9 +147,13 @@ impl<'a> Record<'a> {
                 bytes: *bytes,
                 archived: *archived,
             }),
-            Self::Accepted { actor, attempt, behind, body } => {
-                pack(&AcceptedWire { actor: actor.0, attempt: *attempt, behind: *behind, body })
-            }
+            Self::Accepted { actor, attempt, behind, device, body } => pack(&AcceptedWire {
+                actor: actor.0,
+                attempt: *attempt,
+                behind: *behind,
+                device,
+                body,
+            }),
             Self::Rejected { actor, lease, attempt, behind, id, reason, body } => {
                 pack(&RejectedWire {
                     actor: actor.0,
@@ -201,6 +209,7 @@ impl<'a> Record<'a> {
                     actor: ActorId(wire.actor),
                     attempt: wire.attempt,
                     behind: wire.behind,
+                    device: wire.device,
                     body: wire.body,
                 }
             }

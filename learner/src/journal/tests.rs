@@ -38,7 +38,13 @@ fn records() -> Vec<Record<'static>> {
             archived: true,
         },
         Record::Group { group: 1 << 63, order: order() },
-        Record::Accepted { actor, attempt: 2, behind: 1, body: BODIES[0] },
+        Record::Accepted {
+            actor,
+            attempt: 2,
+            behind: 1,
+            device: "cpu, 8 threads",
+            body: BODIES[0],
+        },
         Record::Rejected {
             actor,
             lease: LeaseId { group: 1 << 63, generation: 3 },

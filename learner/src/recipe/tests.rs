@@ -386,3 +386,38 @@ fn the_reference_page_has_every_key() {
         .collect();
     assert!(missing.is_empty(), "docs/recipes.md does not speak of {missing:?}");
 }
+
+#[test]
+fn recorded_environments_need_a_recipe_that_allows_them() {
+    let guess = read(&minimal()).expect("valid");
+    let mut described = guess.environment.describe().expect("opens");
+    guess.evidence.check(&described).expect("deterministic");
+    described.determinism = environments::Determinism::Recorded;
+    assert_eq!(
+        guess.evidence.check(&described).expect_err("refused").to_string(),
+        "environment: guess is recorded: its episodes cannot be played again; set \
+         evidence.allow_recorded to true to take them on their trace alone"
+    );
+    let allowed = read(&with("evidence", json!({"allow_recorded": true}))).expect("valid");
+    allowed.evidence.check(&described).expect("allowed");
+    refused(
+        "evidence",
+        json!({"archive_mib": -1}),
+        "evidence.archive_mib must be an integer from 0 to 16777216, not -1",
+    );
+}
+
+#[test]
+fn what_a_run_keeps_of_itself_does_not_make_it_another_run() {
+    let id = |recipe: &Recipe| run_id("online", &recipe.settings(), None);
+    let small = read(&with("evidence", json!({"archive_mib": 0}))).expect("valid");
+    let other = read(&with("seed", json!(1))).expect("valid");
+    let plain = read(&minimal()).expect("valid");
+    assert_eq!(id(&plain), id(&small));
+    assert_ne!(id(&plain), id(&other));
+    let again = Recipe::from_settings(&small.settings(), Path::new("elsewhere")).expect("valid");
+    assert_eq!(
+        (again.settings(), again.model.path.as_path()),
+        (small.settings(), Path::new("elsewhere"))
+    );
+}

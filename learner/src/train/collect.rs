@@ -455,13 +455,13 @@ impl Collector {
             Standing::Open(lease) => lease.attempt,
             Standing::Spent | Standing::Unknown => 0,
         };
-        let answer = Answer { actor, lease, attempt, behind: 0, body };
+        let device = self.actors.get(&actor).map(|it| it.device.clone()).unwrap_or_default();
+        let answer = Answer { actor, lease, attempt, behind: 0, device: &device, body };
         match self.auditor.audit(Presented { id, body, standing: &standing, behind: 0 }) {
             Ok(audited) => {
                 witness.accepted(&answer)?;
                 self.book.accept(lease);
-                let device = self.actors.get(&actor).map(|it| it.device.clone());
-                let source = Source { actor, device: device.unwrap_or_default() };
+                let source = Source { actor, device };
                 self.accepted.insert(id, (audited, source));
                 Ok(AckOutcome::Stored)
             }

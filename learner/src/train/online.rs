@@ -229,13 +229,14 @@ impl Learner {
         Ok((manifest.map_err(Failure::fault)?, bytes))
     }
 
-    /// Keeps the adapter that the run starts from, and by which bounds it judges.
+    /// Keeps the adapter that the run starts from, where it is computed, and by which bounds it judges.
     ///
     /// # Errors
     /// The run's directory cannot be written.
     pub fn keep_first(&self, files: &mut RunDirectory) -> Result<(), Failure> {
         let (manifest, bytes) = self.broadcast()?;
         files.judged_by(&self.judge);
+        files.computed_on(&self.options.device.resolve().to_string());
         files.policy(&manifest, &bytes).map_err(Failure::fault)
     }
 
