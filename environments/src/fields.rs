@@ -36,12 +36,14 @@ pub enum SpecError {
         known: String,
     },
     /// A command line's environment that is neither a name nor JSON nor a file that can be read.
-    #[error("{argument}: {reason}; give an environment's name, its section as JSON, or a recipe")]
+    #[error("{argument}: {reason}; give one of {names}, a section as JSON, or a recipe")]
     Argument {
         /// What was given, clipped.
         argument: String,
         /// What is wrong with it.
         reason: String,
+        /// The names that there are, joined by commas.
+        names: String,
     },
     /// The task's fields are not a JSON object.
     #[error("the task object cannot be read: {reason}; make it a JSON object")]

@@ -123,6 +123,7 @@ impl EnvironmentSpec {
         let wrong = |reason: String| SpecError::Argument {
             argument: argument.chars().take(200).collect(),
             reason,
+            names: Self::names().collect::<Vec<_>>().join(", "),
         };
         let text = if argument.trim_start().starts_with('{') {
             argument.to_owned()

@@ -150,7 +150,7 @@ enum Command {
         /// How many rows.
         #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
         rows: u32,
-        /// Training tasks, or held-out ones, which are never asked in training.
+        /// train, or eval for held-out tasks.
         #[arg(long, value_parser = split)]
         split: Split,
         /// Decides the rows; other seeds give other rows with other ids.
