@@ -19,6 +19,15 @@ pub(crate) fn vectorized<Op: Vectorized>(op: Op) -> Op::Output {
     op.run::<Separate>()
 }
 
+/// Asks for the cache line at `value` before it is needed, where the processor can be asked.
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    x86::prefetch(value);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}
+
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code)]
 mod x86 {
@@ -39,6 +48,13 @@ mod x86 {
             return unsafe { avx2(op) };
         }
         op.run::<Separate>()
+    }
+
+    #[inline(always)]
+    pub(super) fn prefetch<T>(value: &T) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: it only reads, if anything, what the reference points to.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(value).cast()) };
     }
 
     #[cfg(test)]

@@ -218,7 +218,7 @@ impl Tile<'_> {
         let mut acc = [[[0.0; W]; R]; C];
         for p in 0..panels {
             let q: [&Chunk; R] = std::array::from_fn(|r| &queries[r * panels + p]);
-            multiply_add::<M, R, C>(&mut acc, q, std::array::from_fn(|c| &keys[c][p]));
+            multiply_add::<M, Chunk, R, C>(&mut acc, q, std::array::from_fn(|c| &keys[c][p]));
         }
         for (c, acc) in acc.into_iter().enumerate() {
             for (r, acc) in acc.into_iter().enumerate() {
@@ -242,7 +242,11 @@ impl Tile<'_> {
         for b in 0..self.blocks {
             let values = self.head(b).1;
             let weights: [&Chunk; R] = std::array::from_fn(|r| &scores[r * self.blocks + b]);
-            multiply_add::<M, R, C>(&mut acc, weights, std::array::from_fn(|c| &values[p + c]));
+            multiply_add::<M, Chunk, R, C>(
+                &mut acc,
+                weights,
+                std::array::from_fn(|c| &values[p + c]),
+            );
         }
         for (c, acc) in acc.into_iter().enumerate() {
             for (r, acc) in acc.into_iter().enumerate() {

@@ -7,6 +7,7 @@
 
 mod attention;
 mod ops;
+mod packed;
 mod panels;
 mod store;
 mod weights;
@@ -17,7 +18,8 @@ use protocol::PolicyDigest;
 
 use self::{
     attention::{Attention, Rows as AttentionRows, rope_at},
-    panels::{Chunk, Job, Packed, Panels, W, multiply},
+    packed::Packed,
+    panels::{Chunk, Job, Panels, W, multiply},
     store::{BlockShape, Past, Store},
     weights::{HostAdapter, HostWeights},
 };
@@ -276,7 +278,7 @@ impl Step<'_> {
             std::array::from_fn(|i| self.adapter.and_then(|a| a.lora(layer, first + i)));
         let inner = low.iter_mut().zip(&loras).filter_map(|(t, lora)| {
             let lora = lora.as_ref()?;
-            t.reshape(lora.a.outputs, self.rows);
+            t.reshape(lora.a.outputs(), self.rows);
             Some(Job { x, weight: &lora.a, low: None, y: t, add: false })
         });
         let inner: Vec<_> = inner.collect();
@@ -286,7 +288,7 @@ impl Step<'_> {
         let mut jobs = Vec::with_capacity(N);
         for (i, (weight, y)) in weights.into_iter().zip(ys).enumerate() {
             if !add {
-                y.reshape(weight.outputs, self.rows);
+                y.reshape(weight.outputs(), self.rows);
             }
             let part = loras[i].as_ref().map(|lora| (low[i].view(), &lora.b));
             jobs.push(Job { x, weight, low: part, y, add });

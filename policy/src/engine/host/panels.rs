@@ -1,13 +1,14 @@
 //! Matrices cut into panels of 16 columns, and the one kernel that multiplies them.
 //!
-//! A panel of weights holds, for each input, 16 outputs side by side; a panel of activations holds,
-//! for each row, 16 elements side by side. So a product streams both and needs no packing at the
+//! A panel of weights ([`super::packed`]) holds, for each input, 16 outputs side by side; a panel of
+//! activations holds, for each row, 16 elements side by side. So a product streams both and needs no packing at the
 //! call. Each output is one chain of multiply-adds over the inputs in order: its bits depend neither
 //! on how many other rows there are nor on how the work is cut among threads.
 
 use rayon::prelude::*;
 
-use crate::simd::{MulAdd, Vectorized, vectorized};
+use super::packed::{Half, Matrix, Packed, Stored, Weight};
+use crate::simd::{MulAdd, Vectorized, prefetch, vectorized};
 
 /// Width of a panel.
 pub(super) const W: usize = 16;
@@ -17,6 +18,13 @@ pub(super) type Chunk = [f32; W];
 
 /// Rows that fit in the registers beside one panel.
 pub(super) const TILE: usize = 6;
+
+/// Rows from which computing with an f32 weight takes longer than reading it from memory, so that it
+/// is worth reading ahead.
+const READ_AHEAD: usize = 12;
+
+/// Bytes that are fetched at a time.
+const LINE: usize = 64;
 
 /// Cost (see [`Job::cost`]) from which a product is worth a second thread.
 const PARALLEL: usize = 1 << 21;
@@ -71,61 +79,11 @@ pub(super) struct View<'a> {
     pub rows: usize,
 }
 
-/// A weight `[out, in]` in panels of 16 outputs: panel `p` is `[in][16]`, inputs padded to a multiple
-/// of 16 and outputs as well, with zeros.
-#[derive(Clone, Debug)]
-pub(super) struct Packed {
-    pub outputs: usize,
-    /// Chunks of inputs: `in` / 16, rounded up.
-    pub depth: usize,
-    data: Vec<Chunk>,
-    bias: Option<Vec<Chunk>>,
-}
-
-impl Packed {
-    /// Packs row-major `[outputs, inputs]` values, each times `scale`.
-    pub(super) fn pack(values: &[f32], outputs: usize, inputs: usize, scale: f32) -> Self {
-        let depth = inputs.div_ceil(W);
-        let mut data = vec![[0.0; W]; outputs.div_ceil(W) * depth * W];
-        for (output, row) in values.chunks_exact(inputs.max(1)).take(outputs).enumerate() {
-            let panel = &mut data[output / W * depth * W..];
-            for (chunk, value) in panel.iter_mut().zip(row) {
-                chunk[output % W] = value * scale;
-            }
-        }
-        Self { outputs, depth, data, bias: None }
-    }
-
-    /// Adds a bias of `outputs` elements.
-    pub(super) fn with_bias(mut self, bias: Option<&[f32]>) -> Self {
-        self.bias = bias.map(chunked);
-        self
-    }
-
-    /// Row `output` of the weight: its first `to.len()` inputs.
-    pub(super) fn read_row(&self, output: usize, to: &mut [f32]) {
-        let panel = self.data.iter().skip(output / W * self.depth * W);
-        for (to, chunk) in to.iter_mut().zip(panel) {
-            *to = chunk[output % W];
-        }
-    }
-
-    fn panels(&self) -> usize {
-        self.outputs.div_ceil(W)
-    }
-}
-
-/// `values` in chunks, padded with zeros.
-pub(super) fn chunked(values: &[f32]) -> Vec<Chunk> {
-    let chunk = |part: &[f32]| std::array::from_fn(|i| part.get(i).copied().unwrap_or(0.0));
-    values.chunks(W).map(chunk).collect()
-}
-
 /// A product `y = x Wᵀ + b + t Bᵀ`, or `y += …`, where `t Bᵀ` is an adapter's low-rank part.
 pub(super) struct Job<'a> {
     pub x: View<'a>,
     pub weight: &'a Packed,
-    pub low: Option<(View<'a>, &'a Packed)>,
+    pub low: Option<(View<'a>, &'a Matrix<Chunk>)>,
     pub y: &'a mut Panels,
     /// Whether to add to what `y` holds.
     pub add: bool,
@@ -134,7 +92,7 @@ pub(super) struct Job<'a> {
 impl Job<'_> {
     /// Multiply-adds, and reading the weight as if it were four more rows.
     fn cost(&self) -> usize {
-        (self.x.rows + 4) * self.weight.data.len() * W
+        (self.x.rows + 4) * self.weight.elements()
     }
 }
 
@@ -143,40 +101,61 @@ pub(super) fn multiply(jobs: Vec<Job<'_>>) {
     let cost: usize = jobs.iter().map(Job::cost).sum();
     let parts = if cost < PARALLEL { 1 } else { (2 * rayon::current_num_threads()).max(1) };
     let mut tasks = Vec::new();
-    for job in jobs {
-        let Job { x, weight, low, y, add } = job;
-        let share = weight.panels().div_ceil(parts).next_multiple_of(4);
+    for Job { x, weight, low, y, add } in jobs {
+        let share = weight.outputs().div_ceil(W).div_ceil(parts).next_multiple_of(4);
         let size = share * x.rows.max(1);
+        let bias = weight.bias.as_deref();
         for (i, y) in y.chunks.chunks_mut(size).enumerate() {
-            let product = Product { x, weight, low, add };
-            tasks.push(Task { product, first: i * share, y });
+            let first = i * share;
+            tasks.push(match &weight.weight {
+                Weight::Full(weight) => {
+                    AnyTask::Full(Task { product: Product { x, weight, bias, low, add }, first, y })
+                }
+                Weight::Half(weight) => {
+                    AnyTask::Half(Task { product: Product { x, weight, bias, low, add }, first, y })
+                }
+            });
         }
     }
     if parts == 1 {
-        tasks.into_iter().for_each(vectorized);
+        tasks.into_iter().for_each(AnyTask::run);
     } else {
-        tasks.into_par_iter().for_each(vectorized);
+        tasks.into_par_iter().for_each(AnyTask::run);
     }
 }
 
 /// A product but for its output.
-#[derive(Clone, Copy)]
-struct Product<'a> {
+struct Product<'a, S> {
     x: View<'a>,
-    weight: &'a Packed,
-    low: Option<(View<'a>, &'a Packed)>,
+    weight: &'a Matrix<S>,
+    bias: Option<&'a [Chunk]>,
+    low: Option<(View<'a>, &'a Matrix<Chunk>)>,
     add: bool,
 }
 
 /// Some neighbouring panels of a product.
-struct Task<'a> {
-    product: Product<'a>,
+struct Task<'a, S> {
+    product: Product<'a, S>,
     /// Index of the first panel.
     first: usize,
     y: &'a mut [Chunk],
 }
 
-impl Vectorized for Task<'_> {
+enum AnyTask<'a> {
+    Full(Task<'a, Chunk>),
+    Half(Task<'a, Half>),
+}
+
+impl AnyTask<'_> {
+    fn run(self) {
+        match self {
+            Self::Full(task) => vectorized(task),
+            Self::Half(task) => vectorized(task),
+        }
+    }
+}
+
+impl<S: Stored> Vectorized for Task<'_, S> {
     type Output = ();
 
     #[inline(always)]
@@ -186,6 +165,7 @@ impl Vectorized for Task<'_> {
         // Tiles of nearly equal height: a short last one would run at latency.
         let tiles = rows.div_ceil(TILE).max(1);
         let wide = columns::<M>(rows.div_ceil(tiles));
+        let early = rows * LINE >= READ_AHEAD * size_of::<S>();
         let mut panel = first;
         for y in y.chunks_mut(rows.max(1) * wide) {
             let mut rest = y;
@@ -194,11 +174,15 @@ impl Vectorized for Task<'_> {
                 // The next power of two below.
                 let count = 1 << most.ilog2();
                 let (y, tail) = rest.split_at_mut((count * rows).min(rest.len()));
+                // Each tile fetches its share of the next panels.
+                let mut next = product.weight.ahead(panel + count, if early { count } else { 0 });
+                let share = next.len().div_ceil(tiles);
                 let mut row = 0;
                 for tile in 0..tiles {
                     let height = rows / tiles + usize::from(tile < rows % tiles);
-                    product.dispatch::<M>(height, count, Place { panel, row, rows }, y);
-                    row += height;
+                    let (ahead, others) = next.split_at(share.min(next.len()));
+                    product.dispatch::<M>(height, count, Place { panel, row, rows }, ahead, y);
+                    (next, row) = (others, row + height);
                 }
                 rest = tail;
                 panel += count;
@@ -228,13 +212,20 @@ struct Place {
     rows: usize,
 }
 
-impl Product<'_> {
+impl<S: Stored> Product<'_, S> {
     #[inline(always)]
-    fn dispatch<M: MulAdd>(&self, height: usize, count: usize, at: Place, y: &mut [Chunk]) {
+    fn dispatch<M: MulAdd>(
+        &self,
+        height: usize,
+        count: usize,
+        at: Place,
+        ahead: &[S],
+        y: &mut [Chunk],
+    ) {
         macro_rules! tile {
             ($($rows:literal x $columns:literal $(if $guard:expr)?),* $(,)?) => {
                 match (height, count) {
-                    $(($rows, $columns) $(if $guard)? => self.tile::<M, $rows, $columns>(at, y),)*
+                    $(($rows, $columns) $(if $guard)? => self.tile::<M, $rows, $columns>(at, ahead, y),)*
                     (height, count) => {
                         debug_assert!(height == 0, "no tile of {height} by {count}");
                     }
@@ -248,18 +239,24 @@ impl Product<'_> {
         );
     }
 
-    /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels.
+    /// `R` rows by `C` panels of outputs. `y` starts at the first of the panels; `ahead` will be
+    /// needed soon.
     #[inline(always)]
-    fn tile<M: MulAdd, const R: usize, const C: usize>(&self, at: Place, y: &mut [Chunk]) {
+    fn tile<M: MulAdd, const R: usize, const C: usize>(
+        &self,
+        at: Place,
+        ahead: &[S],
+        y: &mut [Chunk],
+    ) {
         let mut acc = [[[0.0; W]; R]; C];
-        if let Some(bias) = &self.weight.bias {
+        if let Some(bias) = self.bias {
             for (c, acc) in acc.iter_mut().enumerate() {
                 *acc = [bias[at.panel + c]; R];
             }
         }
-        accumulate::<M, R, C>(&mut acc, self.x, at.row, self.weight, at.panel);
+        accumulate::<M, S, R, C>(&mut acc, self.x, at.row, self.weight, at.panel, ahead);
         if let Some((t, b)) = self.low {
-            accumulate::<M, R, C>(&mut acc, t, at.row, b, at.panel);
+            accumulate::<M, Chunk, R, C>(&mut acc, t, at.row, b, at.panel, &[]);
         }
         for (c, acc) in acc.iter().enumerate() {
             let y = &mut y[c * at.rows + at.row..][..R];
@@ -275,38 +272,41 @@ impl Product<'_> {
 }
 
 #[inline(always)]
-fn accumulate<M: MulAdd, const R: usize, const C: usize>(
+fn accumulate<M: MulAdd, S: Stored, const R: usize, const C: usize>(
     acc: &mut [[Chunk; R]; C],
     x: View<'_>,
     row: usize,
-    weight: &Packed,
+    weight: &Matrix<S>,
     panel: usize,
+    ahead: &[S],
 ) {
-    let depth = weight.depth;
-    let panels: [&[[Chunk; W]]; C] = std::array::from_fn(|c| {
-        weight.data[(panel + c) * depth * W..][..depth * W].as_chunks::<W>().0
-    });
+    let panels: [&[[S; W]]; C] = std::array::from_fn(|c| weight.panel(panel + c));
+    let share = ahead.len().div_ceil(weight.depth.max(1));
     // Indexed: zipping C panels costs more than it clears.
     #[allow(clippy::needless_range_loop)]
-    for d in 0..depth {
+    for d in 0..weight.depth {
+        if let Some(ahead) = ahead.get(d * share..(d + 1) * share) {
+            ahead.iter().step_by(LINE / size_of::<S>()).for_each(prefetch);
+        }
         let x: [&Chunk; R] = std::array::from_fn(|r| &x.chunks[(row + r) * x.row + d * x.panel]);
-        let w: [&[Chunk; W]; C] = std::array::from_fn(|c| &panels[c][d]);
-        multiply_add::<M, R, C>(acc, x, w);
+        let w: [&[S; W]; C] = std::array::from_fn(|c| &panels[c][d]);
+        multiply_add::<M, S, R, C>(acc, x, w);
     }
 }
 
 /// `acc[c][r] += Σ_i x[r][i] · w[c][i]`, one `i` after the other.
 #[inline(always)]
-pub(super) fn multiply_add<M: MulAdd, const R: usize, const C: usize>(
+pub(super) fn multiply_add<M: MulAdd, S: Stored, const R: usize, const C: usize>(
     acc: &mut [[Chunk; R]; C],
     x: [&Chunk; R],
-    w: [&[Chunk; W]; C],
+    w: [&[S; W]; C],
 ) {
     for i in 0..W {
         for c in 0..C {
+            let w = w[c][i].widen();
             for r in 0..R {
                 for j in 0..W {
-                    acc[c][r][j] = M::mul_add(x[r][i], w[c][i][j], acc[c][r][j]);
+                    acc[c][r][j] = M::mul_add(x[r][i], w[j], acc[c][r][j]);
                 }
             }
         }
@@ -316,6 +316,7 @@ pub(super) fn multiply_add<M: MulAdd, const R: usize, const C: usize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::{Fused, fused};
 
     fn values(n: usize, seed: u32) -> Vec<f32> {
         let word =
@@ -330,16 +331,27 @@ mod tests {
         panels
     }
 
+    /// Values that are bf16.
+    fn halves(n: usize, seed: u32) -> Vec<f32> {
+        values(n, seed).into_iter().map(|v| f32::from_bits(v.to_bits() & 0xFFFF_0000)).collect()
+    }
+
     /// Every count of rows and odd widths, with bias, adapter part and adding.
     #[test]
     fn a_product_is_right_for_every_shape() {
         for rows in (1usize..=14).chain([33]) {
-            for (inputs, outputs) in [(16, 16), (5, 3), (40, 70), (64, 48), (33, 129)] {
-                let (x, w) = (values(rows * inputs, 1), values(outputs * inputs, 2));
+            for (i, (inputs, outputs)) in
+                [(16, 16), (5, 3), (40, 70), (64, 48), (33, 129), (40, 70), (33, 129)]
+                    .into_iter()
+                    .enumerate()
+            {
+                let x = values(rows * inputs, 1);
+                let w = if i < 5 { values } else { halves }(outputs * inputs, 2);
                 let (bias, t, b) =
                     (values(outputs, 3), values(rows * 4, 4), values(outputs * 4, 5));
-                let weight = Packed::pack(&w, outputs, inputs, 1.0).with_bias(Some(&bias));
-                let low = Packed::pack(&b, outputs, 4, 0.5);
+                let weight = Packed::new(&w, outputs, inputs).with_bias(Some(&bias));
+                assert_eq!(matches!(weight.weight, Weight::Half(_)), i >= 5);
+                let low = Matrix::pack(&b, outputs, 4, |b| 0.5 * b);
                 let (x, t) = (panels(&x, inputs), panels(&t, 4));
                 let mut y = panels(&vec![1.0; rows * outputs], outputs);
                 let low = Some((t.view(), &low));
@@ -372,7 +384,7 @@ mod tests {
     #[test]
     fn a_row_has_the_same_bits_in_any_company() {
         let (inputs, outputs) = (200, 600);
-        let weight = Packed::pack(&values(outputs * inputs, 2), outputs, inputs, 1.0);
+        let weight = Packed::new(&values(outputs * inputs, 2), outputs, inputs);
         let x = values(40 * inputs, 1);
         let product = |rows: &[f32]| {
             let (x, mut y) = (panels(rows, inputs), Panels::default());
@@ -392,33 +404,29 @@ mod tests {
         }
     }
 
-    /// The widest instructions, and single ones in the order of the narrow tiles.
+    /// The widest instructions and no vector instructions; bf16 weights and the same as f32.
     #[test]
-    fn a_product_has_the_same_bits_with_any_fused_instructions() {
+    fn a_product_has_the_same_bits_with_any_fused_instructions_and_in_any_form() {
         let (inputs, outputs) = (72, 80);
-        let weight = Packed::pack(&values(outputs * inputs, 2), outputs, inputs, 1.0);
+        let weight = halves(outputs * inputs, 2);
+        let half = Matrix::pack(&weight, outputs, inputs, |v| (v.to_bits() >> 16) as u16);
+        let full = Matrix::pack(&weight, outputs, inputs, |v| v);
         for rows in 1..=26 {
             let x = panels(&values(rows * inputs, 1), inputs);
-            let product = Product { x: x.view(), weight: &weight, low: None, add: false };
-            let mut y = [Panels::default(), Panels::default()];
+            let x = x.view();
+            let mut y = [(); 3].map(|()| Panels::default());
             y.iter_mut().for_each(|y| y.reshape(outputs, rows));
-            let [wide, narrow] = y.each_mut().map(|y| Task { product, first: 0, y: &mut y.chunks });
-            vectorized(wide);
-            narrow.run::<crate::simd::Fused>();
-            if crate::simd::fused() {
-                assert_eq!(y[0].chunks, y[1].chunks, "{rows} rows");
+            let [wide, short, plain] = y.each_mut().map(|y| &mut y.chunks[..]);
+            let product = Product { x, weight: &full, bias: None, low: None, add: false };
+            vectorized(Task { product, first: 0, y: wide });
+            let product = Product { x, weight: &half, bias: None, low: None, add: false };
+            vectorized(Task { product, first: 0, y: short });
+            let product = Product { x, weight: &full, bias: None, low: None, add: false };
+            Task { product, first: 0, y: plain }.run::<Fused>();
+            assert_eq!(y[0].chunks, y[1].chunks, "{rows} rows");
+            if fused() {
+                assert_eq!(y[0].chunks, y[2].chunks, "{rows} rows");
             }
-        }
-    }
-
-    #[test]
-    fn a_packed_row_reads_back() {
-        let w = values(20 * 37, 9);
-        let packed = Packed::pack(&w, 20, 37, 1.0);
-        let mut row = vec![0.0; 37];
-        for o in 0..20 {
-            packed.read_row(o, &mut row);
-            assert_eq!(row, w[o * 37..][..37]);
         }
     }
 }

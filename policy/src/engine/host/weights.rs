@@ -2,7 +2,10 @@
 
 use burn::tensor::Tensor;
 
-use super::panels::{Chunk, Packed, chunked};
+use super::{
+    packed::{Matrix, Packed, chunked},
+    panels::Chunk,
+};
 use crate::model::{
     Adapter, Decoder, ModelConfig, ModelError, RopeTable,
     weights::{LINEARS, Layer},
@@ -43,7 +46,7 @@ impl HostWeights {
             let linears = (0..LINEARS.len()).zip(shapes).map(|(i, [outputs, inputs])| {
                 let linear = layer.linear(i);
                 let bias = linear.bias.as_ref().map(|bias| values(bias.val())).transpose()?;
-                let packed = Packed::pack(&values(linear.weight.val())?, outputs, inputs, 1.0);
+                let packed = Packed::new(&values(linear.weight.val())?, outputs, inputs);
                 Ok(packed.with_bias(bias.as_deref()))
             });
             let attention = &layer.self_attn;
@@ -68,7 +71,7 @@ impl HostWeights {
             count: linear * config.layers + config.vocab * config.hidden,
             layers: weights.model.layers.iter().map(layer).collect::<Result<_, ModelError>>()?,
             norm: chunked(&values(weights.model.norm.weight.val())?),
-            head: Packed::pack(&head, config.vocab, config.hidden, 1.0),
+            head: Packed::new(&head, config.vocab, config.hidden),
             embedding,
             config,
             table: decoder.rope_table().clone(),
@@ -118,7 +121,7 @@ pub(super) struct HostAdapter {
 /// `B` has the adapter's scale in it.
 pub(super) struct HostLora {
     pub a: Packed,
-    pub b: Packed,
+    pub b: Matrix<Chunk>,
 }
 
 impl HostAdapter {
@@ -135,8 +138,8 @@ impl HostAdapter {
                 return Err(ModelError::Adapter(format!("its matrices do not fit {path}")));
             }
             Ok(Some(HostLora {
-                a: Packed::pack(&values(a)?, r, inputs, 1.0),
-                b: Packed::pack(&values(b)?, outputs, r, scale),
+                a: Packed::new(&values(a)?, r, inputs),
+                b: Matrix::pack(&values(b)?, outputs, r, |value| value * scale),
             }))
         };
         let slots = config.layers * LINEARS.len();
