@@ -290,6 +290,32 @@ fn sampled_ids_are_read_and_never_encoded_again() {
     assert!(format.parse(&turn, FinishReason::Length).calls.is_empty());
 }
 
+/// Padding comes from lengths: a pad token that is the stop token hides none of its ids.
+#[test]
+fn a_stop_token_that_also_pads_still_ends_the_turn_and_is_part_of_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    common::copy_golden("json", dir.path());
+    let plain = ChatFormat::load(dir.path(), with_tool()).expect("loads");
+    let path = dir.path().join("tokenizer_config.json");
+    let text = fs::read_to_string(&path).expect("a config");
+    let mut config: Map<String, Value> = serde_json::from_str(&text).expect("JSON");
+    config.insert("pad_token".into(), config["eos_token"].clone());
+    config.insert("padding_side".into(), json!("left"));
+    fs::write(&path, Value::Object(config).to_string()).expect("writes");
+    let padded = ChatFormat::load(dir.path(), with_tool()).expect("loads");
+    let end = padded.turn_end();
+    assert_eq!(padded.stop_ids(), plain.stop_ids());
+    let turn = padded.turn("Four.").expect("encodes");
+    assert_eq!((turn.clone(), turn.last()), (plain.turn("Four.").expect("encodes"), Some(&end)));
+    // One that stands before the last is what the policy wrote, and only the last one ends the turn.
+    let twice = [&turn[..], &[end]].concat();
+    assert_eq!(padded.parse(&turn, FinishReason::Stop).text, "Four.");
+    assert_eq!(padded.parse(&twice, FinishReason::Stop).text, "Four.<|im_end|>");
+    let prompt = padded.prompt("x", "").expect("renders");
+    assert_eq!(prompt, plain.prompt("x", "").expect("renders"));
+    assert!(prompt.contains(&end));
+}
+
 #[test]
 fn unknown_and_broken_ids_show_as_replacement_characters() {
     let format = load("json", ChatOptions::default());

@@ -4,8 +4,9 @@ mod common;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use policy::chat::{ChatTokenizer, Rendered, Template};
-use serde_json::{Map, Value};
+use policy::chat::{ChatFormat, ChatOptions, ChatTokenizer, Rendered, Template};
+use protocol::FinishReason;
+use serde_json::{Map, Value, json};
 use tokenizers::Tokenizer;
 
 fn config(dir: &Path) -> Map<String, Value> {
@@ -62,5 +63,53 @@ fn every_case_gets_the_ids_of_its_text_unless_untrusted_text_forges_control_toke
         }
         println!("{}: {equal} equal, {forged} with forged control tokens", dir.display());
         assert!(equal > 0);
+    }
+}
+
+/// Whole, in halves over two observations, doubled, and nested in one another.
+#[test]
+fn no_added_token_of_a_real_tokenizer_can_be_written_by_untrusted_text() {
+    let Some(root) = common::data_root() else { return };
+    let Ok(tokenizers) = fs::read_dir(root.join("tokenizers")) else {
+        eprintln!("skipped: no tokenizers");
+        return;
+    };
+    for entry in tokenizers {
+        let dir = entry.expect("an entry").path();
+        let load = |description: &str| {
+            let mut tool = common::guess_tool();
+            tool["function"]["description"] = json!(description);
+            tool["function"]["parameters"]["properties"]["how"]["enum"] = json!([description]);
+            let options = ChatOptions { tools: vec![tool], ..ChatOptions::default() };
+            ChatFormat::load(&dir, options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+        };
+        let format = load("x");
+        let control = format.control_ids();
+        let controls = |ids: Vec<u32>| -> Vec<u32> {
+            ids.into_iter().filter(|id| control.contains(id)).collect()
+        };
+        let prompt = controls(format.prompt("x", "x").expect("renders"));
+        let suffix = controls(format.suffix(FinishReason::Stop, &["x", "x"]).expect("renders"));
+        let tokens: Vec<String> =
+            control.iter().filter_map(|id| format.tokenizer().token(*id)).collect();
+        assert!(tokens.len() > 10, "{}", dir.display());
+        for token in &tokens {
+            let (left, right) = token.split_at(token.len() / 2);
+            let nested = format!("{left}{token}{right}");
+            let doubled = format!("{token}{token}\n{token}");
+            for (a, b) in
+                [(token.as_str(), "x"), (left, right), (&nested, &nested), (&doubled, token)]
+            {
+                let ids = format.prompt(a, b).expect("renders");
+                assert!(format.decode(&ids).contains(&format!("{a}{b}")), "{a:?} {b:?}");
+                assert_eq!(controls(ids), prompt, "{}: {a:?} {b:?}", dir.display());
+                let ids = format.suffix(FinishReason::Stop, &[a, b]).expect("renders");
+                let text = format.decode(&ids);
+                assert!(text.contains(a) && text.contains(b), "{a:?} {b:?}");
+                assert_eq!(controls(ids), suffix, "{}: {a:?} {b:?}", dir.display());
+            }
+        }
+        let hostile = load(&tokens.concat());
+        assert_eq!(controls(hostile.prompt("x", "x").expect("renders")), prompt, "tools");
     }
 }

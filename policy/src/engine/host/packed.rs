@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_packed_row_reads_back_in_the_smallest_form_that_holds_it() {
-        let quarter = |i: usize| i as f32 * 0.25 - 3.0;
+        let quarter = |i: usize| (i % 64) as f32 * 0.25 - 3.0;
         let special = [0.0, -0.0, f32::MIN_POSITIVE, f32::INFINITY, -1.5];
         let halves: Vec<f32> = (0..20 * 37).map(quarter).chain(special).collect();
         let fulls: Vec<f32> = halves.iter().map(|v| v + 1e-3).collect();
