@@ -1,5 +1,7 @@
 //! Cross-process tests of Rollcall: the two programs as a user starts them.
 
+pub mod rollouts;
+
 use std::{
     io::{BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
