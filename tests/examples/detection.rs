@@ -32,7 +32,7 @@ struct Arguments {
     /// The leases' adapter, a PEFT directory; the base plays without.
     #[arg(long)]
     adapter: Option<PathBuf>,
-    /// An adapter of another step, a PEFT directory, for the cheat that plays an old policy.
+    /// An adapter of another step, a file of a run's policies/, for the cheat that plays an old policy.
     #[arg(long)]
     stale: Option<PathBuf>,
     /// A random model in place of the recipe's: HIDDENxLAYERS.
@@ -55,8 +55,9 @@ fn main() {
     report_honest(&stage, &honest, &bounds);
 
     let plain = stage.sampling;
-    let stale = arguments.stale.as_ref().map(|dir| {
-        let adapter = Adapter::load_peft(dir, &stage.decoder).expect("loads");
+    let stale = arguments.stale.as_ref().map(|file| {
+        let bytes = std::fs::read(file).expect("reads");
+        let adapter = Adapter::from_safetensors(&bytes, &stage.decoder).expect("an adapter");
         ("adapter of another step", Conduct::OtherAdapter(Some(adapter)))
     });
     let other = |sampling| Conduct::OtherSampling(sampling);
