@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use crate::audit::Judged;
 use protocol::{
     ActorId, AdapterManifest, FromActor, FromLearner, Identity, Join, Secret,
     endpoint::{
@@ -29,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Events that wait for the coordinator. A full queue holds the actors' streams back.
 const WAITING_EVENTS: usize = 256;
 
-/// What happens on the network.
+/// What the coordinator hears of: what happens on the network, and verdicts on what came from there.
 #[derive(Debug)]
 pub enum Event {
     /// An actor was let in.
@@ -50,6 +51,8 @@ pub enum Event {
         /// Why, one line.
         reason: String,
     },
+    /// An episode was audited.
+    Judged(Box<Judged>),
     /// A peer was not let in.
     TurnedAway {
         /// Where it came from.
@@ -97,6 +100,7 @@ pub struct Server {
     join: Join,
     shelf: Arc<AdapterShelf>,
     events: queue::Receiver<Event>,
+    sender: queue::Sender<Event>,
     shut_out: queue::UnboundedSender<ActorId>,
     stop: Option<oneshot::Sender<String>>,
     stopped: std_mpsc::Receiver<()>,
@@ -124,9 +128,10 @@ impl Server {
         let (stop, stopping) = oneshot::channel();
         let (stopped_sender, stopped) = std_mpsc::channel();
         let (shut_out, shutting_out) = queue::unbounded_channel();
+        let sender = event_sender.clone();
         runtime.spawn(listen(endpoint, event_sender, shutting_out, stopping, stopped_sender));
         let runtime = runtime.handle().clone();
-        Ok(Self { runtime, join, shelf, events, shut_out, stop: Some(stop), stopped })
+        Ok(Self { runtime, join, shelf, events, sender, shut_out, stop: Some(stop), stopped })
     }
 
     /// The join string's parts.
@@ -146,6 +151,13 @@ impl Server {
         let events = &mut self.events;
         let next = async { tokio::time::timeout(patience, events.recv()).await };
         self.runtime.block_on(next).ok().flatten()
+    }
+
+    /// Puts verdicts among the events. For threads that may wait where many events do.
+    pub fn teller(&self) -> impl FnOnce(Judged) + Send + 'static {
+        let sender = self.sender.clone();
+        // Nobody hears it where the run has ended.
+        move |judged| drop(sender.blocking_send(Event::Judged(Box::new(judged))))
     }
 
     /// Shuts an actor out, now and later.

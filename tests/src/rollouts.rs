@@ -202,7 +202,10 @@ fn best(rounds: Vec<Vec<Episode>>) -> Vec<Episode> {
 
 /// The weights of all matrices in blocks of 32, each value the nearest of `2^bits − 1` steps of the
 /// block's largest, as in GGUF's Q8_0 and Q4_0.
-fn rounded(decoder: &Decoder, bits: u32) -> Decoder {
+///
+/// # Panics
+/// On weights that are not f32.
+pub fn rounded(decoder: &Decoder, bits: u32) -> Decoder {
     let steps = f32::from((1_i16 << (bits - 1)) - 1);
     let mut decoder = decoder.clone();
     decoder.update(&mut |name, value| {

@@ -20,6 +20,7 @@ mod frame;
 mod group;
 mod lease;
 mod memo;
+mod pool;
 mod reason;
 mod replay;
 mod report;
@@ -30,5 +31,6 @@ mod trace;
 
 pub use auditor::{AuditTerms, Audited, Auditor, Presented, Rejected};
 pub use group::check_group;
+pub use pool::{AuditPool, Judged, Submitted};
 pub use reason::{Reason, RungName};
 pub use report::{PolicyAudit, SpanReport};

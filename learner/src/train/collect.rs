@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -17,7 +16,7 @@ use terminal::{Failure, Interrupt};
 use tracing::{info, warn};
 
 use crate::{
-    audit::{Audited, Auditor, Presented, Reason, Rejected, check_group},
+    audit::{AuditPool, Audited, Judged, Reason, Rejected, Submitted, check_group},
     files::Answer,
     leases::{DroppedGroup, GroupOrder, LeaseBook, LeaseCounts, Standing, Submission},
     local_actors::LocalActors,
@@ -114,7 +113,7 @@ pub trait Witness {
 /// Gathers groups for one run.
 pub struct Collector {
     server: Server,
-    auditor: Arc<Auditor>,
+    audits: AuditPool,
     book: LeaseBook,
     actors: BTreeMap<ActorId, Actor>,
     local: Option<LocalActors>,
@@ -136,7 +135,7 @@ pub struct CollectorParts {
     /// The network.
     pub server: Server,
     /// The audit.
-    pub auditor: Arc<Auditor>,
+    pub audits: AuditPool,
     /// The lease book.
     pub book: LeaseBook,
     /// Actors that this program started.
@@ -154,7 +153,7 @@ impl Collector {
     pub fn new(parts: CollectorParts) -> Self {
         let CollectorParts {
             server,
-            auditor,
+            audits,
             book,
             local,
             interrupt,
@@ -163,7 +162,7 @@ impl Collector {
         } = parts;
         Self {
             server,
-            auditor,
+            audits,
             book,
             actors: BTreeMap::new(),
             local,
@@ -380,7 +379,8 @@ impl Collector {
                 self.book.release(actor.id);
                 self.actors.insert(actor.id, actor);
             }
-            Event::Said { actor, message } => self.hear(actor, message, witness)?,
+            Event::Said { actor, message } => self.hear(actor, message)?,
+            Event::Judged(judged) => self.settle(*judged, witness)?,
             Event::Gone { actor, connection, reason, .. } => {
                 let current = self.actors.get(&actor).is_some_and(|it| it.connection == connection);
                 if current {
@@ -398,16 +398,12 @@ impl Collector {
         Ok(())
     }
 
-    fn hear(
-        &mut self,
-        actor: ActorId,
-        message: FromActor,
-        witness: &mut dyn Witness,
-    ) -> Result<(), Failure> {
+    fn hear(&mut self, actor: ActorId, message: FromActor) -> Result<(), Failure> {
         match message {
             FromActor::Episode { id, body } => {
-                let outcome = self.judge(actor, id, &body, witness)?;
-                self.unsaid.push((actor, id, outcome));
+                if let Some(outcome) = self.submit(actor, id, body) {
+                    self.unsaid.push((actor, id, outcome));
+                }
             }
             FromActor::LeaseFailed { lease, reason } => {
                 warn!(actor = %actor.0.short(), %lease, "failed: {reason}");
@@ -424,61 +420,57 @@ impl Collector {
         Ok(())
     }
 
-    fn judge(
-        &mut self,
-        actor: ActorId,
-        id: EpisodeId,
-        body: &[u8],
-        witness: &mut dyn Witness,
-    ) -> Result<AckOutcome, Failure> {
-        let Some(lease) = protocol::wire::peek_lease(body).map(|(_, lease)| lease) else {
+    /// Takes an answer. Says at once what becomes of it where no audit has to tell.
+    fn submit(&mut self, actor: ActorId, id: EpisodeId, body: Vec<u8>) -> Option<AckOutcome> {
+        let rejected = |reason: &str| Some(AckOutcome::Rejected { reason: reason.into() });
+        let Some(lease) = protocol::wire::peek_lease(&body).map(|(_, lease)| lease) else {
             self.counts.unreadable += 1;
-            return Ok(AckOutcome::Rejected { reason: "no lease can be read in it".into() });
+            return rejected("no lease can be read in it");
         };
         let standing = self.book.standing(lease);
         match self.book.submit(actor, lease, id) {
-            Submission::First => {}
-            Submission::Duplicate => return Ok(AckOutcome::Duplicate),
-            Submission::Late => {
-                return Ok(AckOutcome::Rejected { reason: "the lease was answered before".into() });
+            Submission::First => {
+                let answer = Submitted { actor, lease, id, body, standing, behind: 0 };
+                self.audits.judge(answer, self.server.teller());
+                None
             }
+            Submission::Duplicate => Some(AckOutcome::Duplicate),
+            Submission::Late => rejected("the lease was answered before"),
             Submission::Equivocation { first } => {
                 warn!(actor = %actor.0.short(), %lease, "answered twice: {first} and {id}");
-                let reason = "the lease was answered before, with other bytes".into();
-                return Ok(AckOutcome::Rejected { reason });
+                rejected("the lease was answered before, with other bytes")
             }
-            Submission::NotGranted | Submission::Unknown => {
-                return Ok(AckOutcome::Rejected { reason: "no lease of this actor's".into() });
-            }
-        }
-        let attempt = match &standing {
-            Standing::Open(lease) => lease.attempt,
-            Standing::Spent | Standing::Unknown => 0,
-        };
-        let device = self.actors.get(&actor).map(|it| it.device.clone()).unwrap_or_default();
-        let answer = Answer { actor, lease, attempt, behind: 0, device: &device, body };
-        match self.auditor.audit(Presented { id, body, standing: &standing, behind: 0 }) {
-            Ok(audited) => {
-                witness.accepted(&answer)?;
-                self.book.accept(lease);
-                let source = Source { actor, device };
-                self.accepted.insert(id, (audited, source));
-                Ok(AckOutcome::Stored)
-            }
-            Err(rejected) => self.refuse(&answer, &rejected, witness),
+            Submission::NotGranted | Submission::Unknown => rejected("no lease of this actor's"),
         }
     }
 
-    fn refuse(
-        &mut self,
-        answer: &Answer<'_>,
-        rejected: &Rejected,
-        witness: &mut dyn Witness,
-    ) -> Result<AckOutcome, Failure> {
-        witness.rejected(answer, rejected)?;
-        self.book.reject(answer.lease);
-        self.answer_for(answer.actor, rejected)?;
-        Ok(AckOutcome::Rejected { reason: rejected.reason.to_string() })
+    /// Carries out a verdict.
+    fn settle(&mut self, judged: Judged, witness: &mut dyn Witness) -> Result<(), Failure> {
+        let Submitted { actor, lease, id, body, standing, behind } = &judged.answer;
+        let attempt = match standing {
+            Standing::Open(lease) => lease.attempt,
+            Standing::Spent | Standing::Unknown => 0,
+        };
+        let device = self.actors.get(actor).map(|it| it.device.clone()).unwrap_or_default();
+        let (actor, lease, behind) = (*actor, *lease, *behind);
+        let answer = Answer { actor, lease, attempt, behind, device: &device, body };
+        let outcome = match judged.verdict {
+            // Its group may have been dropped in the meantime.
+            Ok(audited) if self.book.accept(lease) => {
+                witness.accepted(&answer)?;
+                self.accepted.insert(*id, (audited, Source { actor, device }));
+                AckOutcome::Stored
+            }
+            Ok(_) => AckOutcome::Rejected { reason: "its group was given up".into() },
+            Err(rejected) => {
+                witness.rejected(&answer, &rejected)?;
+                self.book.reject(lease);
+                self.answer_for(actor, &rejected)?;
+                AckOutcome::Rejected { reason: rejected.reason.to_string() }
+            }
+        };
+        self.unsaid.push((actor, *id, outcome));
+        Ok(())
     }
 
     /// Says what became of episodes, once that is on stable storage.

@@ -5,5 +5,6 @@ pub mod collect;
 pub mod online;
 pub mod record;
 pub mod run;
+mod step;
 pub mod update;
 mod watcher;

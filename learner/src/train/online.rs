@@ -1,11 +1,9 @@
 //! The online loop: publish a policy, collect audited groups, update, and again.
 
 use std::{
-    collections::BTreeMap,
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Instant,
 };
 
@@ -21,16 +19,15 @@ use protocol::{
 use terminal::{Failure, Interrupt, Progress};
 
 use super::{
-    collect::{CollectCounts, CollectedGroup, Collector, CollectorParts},
-    record::{Evaluated, SamplingSummary, StepRecord, evaluated, line},
-    update::{Outcome, Refusal, UpdateGroup, UpdateReport, UpdateSettings, adamw, update},
+    collect::{CollectCounts, Collector, CollectorParts},
+    record::{Evaluated, evaluated, line},
+    update::adamw,
     watcher::Watcher,
 };
 use crate::{
-    advantage::{GroupAdvantages, group_advantages},
     audit::{
-        Auditor, Reason,
-        sampling::{Flagged, SamplingEvidence, SamplingJudge, SamplingMode, device_kind, examine},
+        AuditPool, Auditor,
+        sampling::{SamplingEvidence, SamplingJudge, device_kind, examine},
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
     files::{EpisodeContext, RunDirectory},
@@ -80,31 +77,17 @@ impl TrainOptions {
 
 /// A learner with everything loaded and actors on their way.
 pub struct Learner {
-    plan: Plan,
-    options: TrainOptions,
-    decoder: Decoder,
-    adapter: Adapter,
-    optimizer: Optimizer,
-    collector: Collector,
-    judge: SamplingJudge,
-    step: u32,
-    policy: PolicyDigest,
-    adapter_digest: Digest,
-    rounds: u32,
-}
-
-/// What came of trying a step.
-enum Attempt {
-    Made(Made),
-    Refused(Vec<Refusal>),
-}
-
-/// A step that was made, by group.
-struct Made {
-    advantages: Vec<GroupAdvantages>,
-    flags: Vec<Vec<Option<Flagged>>>,
-    learning_rate: f64,
-    report: UpdateReport,
+    pub(super) plan: Plan,
+    pub(super) options: TrainOptions,
+    pub(super) decoder: Decoder,
+    pub(super) adapter: Adapter,
+    pub(super) optimizer: Optimizer,
+    pub(super) collector: Collector,
+    pub(super) judge: SamplingJudge,
+    pub(super) step: u32,
+    pub(super) policy: PolicyDigest,
+    pub(super) adapter_digest: Digest,
+    pub(super) rounds: u32,
 }
 
 impl Learner {
@@ -160,7 +143,7 @@ impl Learner {
         let failure_policy = recipe.training.failure_policy;
         let collector = Collector::new(CollectorParts {
             server,
-            auditor: Arc::new(auditor),
+            audits: AuditPool::new(auditor).map_err(Failure::fault)?,
             book,
             local,
             interrupt,
@@ -211,7 +194,7 @@ impl Learner {
     }
 
     /// Announces the adapter as it is now, and keeps it before anyone can play it.
-    fn publish(&mut self, files: Option<&mut RunDirectory>) -> Result<(), Failure> {
+    pub(super) fn publish(&mut self, files: Option<&mut RunDirectory>) -> Result<(), Failure> {
         let (manifest, bytes) = self.broadcast()?;
         self.policy = manifest.policy;
         self.adapter_digest = manifest.adapter;
@@ -335,7 +318,11 @@ impl Learner {
         Ok(found)
     }
 
-    fn training_orders(&self, groups: Range<u64>, order: &mut TaskOrder) -> Vec<(u64, GroupOrder)> {
+    pub(super) fn training_orders(
+        &self,
+        groups: Range<u64>,
+        order: &mut TaskOrder,
+    ) -> Vec<(u64, GroupOrder)> {
         let settings = self.plan.recipe.training;
         groups
             .filter_map(|group| {
@@ -377,174 +364,6 @@ impl Learner {
         }
         progress.end();
         Ok(seconds)
-    }
-
-    fn one_step(
-        &mut self,
-        order: &mut TaskOrder,
-        files: &mut RunDirectory,
-        progress: &Progress,
-    ) -> Result<StepRecord, Failure> {
-        let settings = self.plan.recipe.training;
-        let started = Instant::now();
-        let per_step = u64::from(settings.groups_per_step());
-        let first = u64::from(self.step) * per_step;
-        let orders = self.training_orders(first..first + per_step, order);
-        let mut watcher = Watcher {
-            files: Some(&mut *files),
-            progress,
-            position: u64::from(self.step),
-            what: format!("step {}", self.step + 1),
-        };
-        let mut groups = self.collector.collect(orders, &mut watcher)?;
-        let mut rollout_seconds = started.elapsed().as_secs_f64();
-        let (updating, attempt) = loop {
-            if groups.is_empty() {
-                return Err(Failure::Fault(format!(
-                    "step {}: every group was dropped; see rejected/ and the actors' messages",
-                    self.step + 1
-                )));
-            }
-            let updating = Instant::now();
-            match self.try_step(&groups)? {
-                Attempt::Made(attempt) => break (updating, attempt),
-                Attempt::Refused(refusals) => {
-                    let again = Instant::now();
-                    groups = self.play_again(groups, refusals, &mut watcher)?;
-                    rollout_seconds += again.elapsed().as_secs_f64();
-                }
-            }
-        };
-        self.collector.confirm(&groups);
-        let Made { advantages, flags, learning_rate, report } = attempt;
-        let sampled_by = self.policy;
-        self.step += 1;
-        self.publish(Some(&mut *files))?;
-        let update_seconds = updating.elapsed().as_secs_f64();
-        for ((group, advantages), sampling) in groups.iter().zip(&advantages).zip(&flags) {
-            let advantages = Some(advantages.advantages.as_slice());
-            let context = EpisodeContext { step: self.step - 1, advantages, sampling };
-            files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
-        }
-
-        let all = evaluated(&groups);
-        let sampled: usize = groups
-            .iter()
-            .flat_map(|g| &g.rollouts)
-            .map(|it| it.policy_audit.assistant_tokens)
-            .sum();
-        let count = advantages.len() as f64;
-        Ok(StepRecord {
-            step: self.step,
-            reward: all.reward,
-            milestone_reward: all.milestone_reward,
-            reward_std: advantages.iter().map(|it| it.std).sum::<f64>() / count,
-            success: all.success,
-            mixed_groups: advantages.iter().filter(|it| it.mixed()).count() as f64 / count,
-            learning_rate,
-            staleness: 0,
-            episodes: all.episodes,
-            stream_tokens: groups
-                .iter()
-                .flat_map(|group| &group.rollouts)
-                .map(|it| it.episode.tokens.len() as u64)
-                .sum(),
-            completion_tokens: sampled as f64 / all.episodes.max(1) as f64,
-            malformed: all.malformed,
-            seconds: started.elapsed().as_secs_f64(),
-            rollout_seconds,
-            update_seconds,
-            rollout_tokens_per_second: sampled as f64 / rollout_seconds,
-            update_tokens_per_second: report.tokens as f64 / update_seconds,
-            policy: sampled_by,
-            sampling: SamplingSummary::of(flags.iter().flatten().flatten()),
-            update: report,
-        })
-    }
-
-    /// Makes one optimizer step, unless the sampling evidence of a rollout forbids it.
-    fn try_step(&mut self, groups: &[CollectedGroup]) -> Result<Attempt, Failure> {
-        let settings = self.plan.recipe.training;
-        let advantages = groups
-            .iter()
-            .map(|group| {
-                let rewards: Vec<f64> =
-                    group.rollouts.iter().map(|it| it.reward.training_reward).collect();
-                group_advantages(&rewards, settings.scale_rewards)
-            })
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(Failure::fault)?;
-        let update_groups: Vec<UpdateGroup<'_>> = groups
-            .iter()
-            .zip(&advantages)
-            .map(|(group, advantages)| UpdateGroup {
-                episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
-                advantages: advantages.advantages.clone(),
-            })
-            .collect();
-        let learning_rate = settings
-            .optimizer
-            .learning_rate_at(u64::from(self.step), u64::from(settings.max_steps));
-        let mut flags: Vec<Vec<Option<Flagged>>> =
-            groups.iter().map(|group| vec![None; group.rollouts.len()]).collect();
-        let judge = &self.judge;
-        let mut verdict = |group: usize, row: usize, evidence: &SamplingEvidence| {
-            let device = groups.get(group).and_then(|it| it.sources.get(row));
-            let device = device.map_or("", |source| source.device.as_str());
-            let flagged = judge.judge(device_kind(device), *evidence);
-            let refused = judge.refuses(&flagged);
-            if let Some(place) = flags.get_mut(group).and_then(|it| it.get_mut(row)) {
-                *place = Some(flagged);
-            }
-            refused.map_or(Ok(()), Err)
-        };
-        #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
-        let outcome = update(
-            &self.decoder,
-            &mut self.adapter,
-            &mut self.optimizer,
-            &UpdateSettings {
-                loss: settings.loss(),
-                loss_type: settings.loss_type,
-                max_completion_length: settings.max_completion_length,
-                temperature: settings.sampling.temperature as f32,
-                checkpointing: settings.gradient_checkpointing,
-                examine: (judge.mode != SamplingMode::Off).then(|| settings.sampling()),
-            },
-            learning_rate,
-            &update_groups,
-            &mut verdict,
-        )
-        .map_err(Failure::fault)?;
-        Ok(match outcome {
-            Outcome::Refused(refusals) => Attempt::Refused(refusals),
-            Outcome::Updated(report) => {
-                Attempt::Made(Made { advantages, flags, learning_rate, report })
-            }
-        })
-    }
-
-    /// Refuses rollouts, and waits until their groups are complete again, or dropped.
-    fn play_again(
-        &mut self,
-        groups: Vec<CollectedGroup>,
-        refusals: Vec<Refusal>,
-        watcher: &mut Watcher<'_>,
-    ) -> Result<Vec<CollectedGroup>, Failure> {
-        let mut refused: BTreeMap<usize, BTreeMap<usize, Reason>> = BTreeMap::new();
-        for Refusal { group, row, reason } in refusals {
-            refused.entry(group).or_default().insert(row, reason);
-        }
-        let mut kept = Vec::with_capacity(groups.len());
-        for (at, group) in groups.into_iter().enumerate() {
-            match refused.get(&at) {
-                None => kept.push(group),
-                Some(refused) => self.collector.refuse_collected(group, refused, watcher)?,
-            }
-        }
-        kept.extend(self.collector.collect(Vec::new(), watcher)?);
-        kept.sort_by_key(|group| group.group);
-        Ok(kept)
     }
 
     /// Ends the run for every actor.
