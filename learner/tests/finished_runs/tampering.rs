@@ -1,0 +1,396 @@
+//! What somebody might do to a run's directory afterwards, and what it must be found as.
+
+use std::{fs, path::Path};
+
+use learner::{files::read_manifest, journal::Record};
+use protocol::{Digest, Episode};
+use serde_json::json;
+
+use crate::{
+    player::actor,
+    support,
+    tools::{
+        answer, entries, first_of, lines, manifest, middle, rejournal, reline, replace, reseal,
+        substitute, swap_bytes, write_lines,
+    },
+};
+
+/// A line of a training episode that won.
+const WON: &str = "\"training_reward\":1.0";
+
+pub(crate) type Tampering = (&'static str, fn(&Path), &'static str);
+
+/// What is done to the directory, and the name under which it must be found.
+pub(crate) const TAMPERINGS: [Tampering; 38] = [
+    (
+        "an evidence line edited",
+        |run| {
+            replace(run, "evidence.jsonl", "I stop.", "I won!!");
+        },
+        "evidence_chain",
+    ),
+    (
+        "an evidence line dropped",
+        |run| {
+            let mut all = lines(run);
+            all.remove(4);
+            write_lines(run, &all);
+        },
+        "evidence_chain",
+    ),
+    (
+        "evidence lines reordered",
+        |run| {
+            let mut all = lines(run);
+            all.swap(4, 5);
+            write_lines(run, &all);
+        },
+        "evidence_chain",
+    ),
+    (
+        "the evidence cut short",
+        |run| {
+            let mut all = lines(run);
+            all.pop();
+            write_lines(run, &all);
+        },
+        "evidence_length",
+    ),
+    (
+        "the evidence cut in a line",
+        |run| {
+            let mut text = fs::read(run.join("evidence.jsonl")).expect("read");
+            text.truncate(text.len() - 9);
+            fs::write(run.join("evidence.jsonl"), text).expect("written");
+        },
+        "evidence_line",
+    ),
+    (
+        "the manifest's head changed",
+        |run| {
+            manifest(run, |it| it["evidence"]["head"] = json!(Digest::of(b"other")));
+        },
+        "evidence_head",
+    ),
+    (
+        "a reward edited, all hashes mended",
+        |run| {
+            reline(run, WON, WON, "\"training_reward\":0.9");
+        },
+        "reward",
+    ),
+    (
+        "an advantage edited, all hashes mended",
+        |run| {
+            let (id, ..) = answer(run, 0, 0);
+            let advantage = lines(run)
+                .into_iter()
+                .find(|line| line.contains(&id.to_string()))
+                .and_then(|line| {
+                    let tail = line.split("\"advantage\":").nth(1)?.to_owned();
+                    tail.split(',').next().map(str::to_owned)
+                })
+                .expect("an advantage");
+            let from = format!("\"advantage\":{advantage}");
+            reline(run, &id.to_string(), &from, "\"advantage\":3.5");
+        },
+        "advantage",
+    ),
+    (
+        "a message edited, all hashes mended",
+        |run| {
+            reline(run, "I stop.", "I stop.", "I won!!");
+        },
+        "evidence_row",
+    ),
+    (
+        "a verified flag cleared, all hashes mended",
+        |run| {
+            reline(run, WON, "\"replay_verified\":true", "\"replay_verified\":false");
+        },
+        "evidence_row",
+    ),
+    (
+        "a step renumbered, all hashes mended",
+        |run| {
+            let (id, ..) = answer(run, 3, 1);
+            reline(run, &id.to_string(), "\"optimizer_step\":1", "\"optimizer_step\":9");
+        },
+        "evidence_row",
+    ),
+    (
+        "an episode's line left out, all hashes mended",
+        |run| {
+            let mut all = lines(run);
+            all.remove(4);
+            reseal(run, &all);
+        },
+        "group_size",
+    ),
+    (
+        "a group's lines left out, all hashes mended",
+        |run| {
+            let mut all = lines(run);
+            all.drain(3..5);
+            reseal(run, &all);
+        },
+        "group_missing",
+    ),
+    (
+        "an evidence line of no episode, all hashes mended",
+        |run| {
+            let (id, ..) = answer(run, 0, 1);
+            let other = Digest::of(b"other").to_string();
+            reline(run, &id.to_string(), &id.to_string(), &other);
+        },
+        "episode_missing",
+    ),
+    (
+        "a byte of the journal flipped",
+        |run| {
+            swap_bytes(run, "journal/00000000.segment", middle);
+        },
+        "journal_damaged",
+    ),
+    (
+        "the journal cut short",
+        |run| {
+            let path = run.join("journal/00000000.segment");
+            let mut bytes = fs::read(&path).expect("read");
+            bytes.truncate(bytes.len() - 1);
+            fs::write(path, bytes).expect("written");
+        },
+        "journal_torn",
+    ),
+    (
+        "a journal segment deleted",
+        |run| {
+            fs::remove_file(run.join("journal/00000000.segment")).expect("removed");
+        },
+        "segment_missing",
+    ),
+    (
+        "the last journal record left out",
+        |run| {
+            let head = read_manifest(run).expect("there").progress.expect("it ran").journal;
+            rejournal(run, |records| drop(records.pop()));
+            manifest(run, |it| it["journal"] = json!(head));
+        },
+        "journal_length",
+    ),
+    (
+        "an episode moved under another lease",
+        |run| {
+            let (old, loser, _) = answer(run, 0, 1);
+            let (_, winner, _) = answer(run, 0, 0);
+            let moved = Episode { lease: loser.lease, ..winner };
+            substitute(run, old, &moved.encode().expect("encodes"));
+        },
+        "trace_chain",
+    ),
+    (
+        "an episode of another group in its place",
+        |run| {
+            let (old, loser, _) = answer(run, 0, 1);
+            let (_, mut other, _) = answer(run, 1, 0);
+            other.lease = loser.lease;
+            support::rechain(&mut other);
+            substitute(run, old, &other.encode().expect("encodes"));
+        },
+        "task_mismatch",
+    ),
+    (
+        "an episode's tokens changed",
+        |run| {
+            let (old, mut episode, _) = answer(run, 0, 1);
+            let last = episode.tokens.len() - 2;
+            episode.tokens[last] = 65;
+            substitute(run, old, &episode.encode().expect("encodes"));
+        },
+        "span_ids",
+    ),
+    (
+        "an episode whose reward was raised",
+        |run| {
+            let (old, mut episode, _) = answer(run, 0, 1);
+            episode.reward = 1.0;
+            substitute(run, old, &episode.encode().expect("encodes"));
+        },
+        "reward_mismatch",
+    ),
+    (
+        "a refused episode slipped in as accepted",
+        |run| {
+            let (_, all) = entries(run);
+            let refused = all
+                .iter()
+                .find_map(|entry| match entry.record().expect("a record") {
+                    Record::Rejected { body, .. } => body.map(<[u8]>::to_vec),
+                    _ => None,
+                })
+                .expect("one was refused");
+            let lease = Episode::decode(&refused).expect("an episode").lease;
+            let (old, ..) = answer(run, lease.group, lease.generation);
+            substitute(run, old, &refused);
+        },
+        "reward_mismatch",
+    ),
+    (
+        "a lease answered twice",
+        |run| {
+            let (.., body) = answer(run, 0, 0);
+            rejournal(run, |records| {
+                let body = Box::leak(body.into_boxed_slice());
+                records.push(Record::Accepted {
+                    actor: actor(),
+                    attempt: 0,
+                    behind: 0,
+                    device: "cpu",
+                    body,
+                });
+            });
+        },
+        "lease_spent",
+    ),
+    (
+        "a seed of somebody's choosing",
+        |run| {
+            rejournal(run, |records| {
+                for record in records {
+                    if let Record::Group { group: 2, order } = record {
+                        order.seed ^= 1;
+                    }
+                }
+            });
+        },
+        "lease_seed",
+    ),
+    (
+        "another temperature in the leases",
+        |run| {
+            rejournal(run, |records| {
+                for record in records {
+                    if let Record::Group { group: 2, order } = record {
+                        order.sampling.temperature = 0.7;
+                    }
+                }
+            });
+        },
+        "lease_sampling",
+    ),
+    (
+        "a task out of its turn",
+        |run| {
+            rejournal(run, |records| {
+                let task = |records: &[Record<'_>], wanted: u64| {
+                    records.iter().find_map(|record| match record {
+                        Record::Group { group, order } if *group == wanted => {
+                            Some(order.task.clone())
+                        }
+                        _ => None,
+                    })
+                };
+                let other = task(records, 3).expect("ordered");
+                for record in records {
+                    if let Record::Group { group: 2, order } = record {
+                        order.task = other.clone();
+                    }
+                }
+            });
+        },
+        "lease_task",
+    ),
+    (
+        "an archived adapter changed",
+        |run| {
+            swap_bytes(run, &first_of(run, "policies"), |bytes| bytes.len() - 1);
+        },
+        "adapter_digest",
+    ),
+    (
+        "an archived adapter deleted",
+        |run| {
+            let policy = answer(run, 0, 0).1.policy;
+            fs::remove_file(run.join(format!("policies/{policy}.safetensors"))).expect("removed");
+        },
+        "adapter_missing",
+    ),
+    (
+        "the saved adapter changed",
+        |run| {
+            let dir = first_of(run, "adapters");
+            swap_bytes(run, &format!("{dir}/adapter_model.safetensors"), |bytes| bytes.len() - 1);
+        },
+        "adapter_digest",
+    ),
+    (
+        "a metric edited",
+        |run| {
+            replace(run, "metrics.jsonl", "\"loss\":0.0", "\"loss\":0.1");
+        },
+        "metrics_digest",
+    ),
+    (
+        "a metric edited, its hash mended",
+        |run| {
+            replace(run, "metrics.jsonl", "\"success\":0.5", "\"success\":0.9");
+            let digest = Digest::of(&fs::read(run.join("metrics.jsonl")).expect("read"));
+            manifest(run, |it| it["metrics"]["sha256"] = json!(digest));
+        },
+        "metrics_step",
+    ),
+    (
+        "the saved tokenizer changed",
+        |run| {
+            replace(run, "tokenizer/tokenizer_config.json", "<|endoftext|>", "<|im_start|>");
+        },
+        "tokenizer_file",
+    ),
+    (
+        "the saved template changed",
+        |run| {
+            replace(run, "tokenizer/chat_template.jinja", "Tools:", "TOOLS:");
+        },
+        "template_digest",
+    ),
+    (
+        "a setting changed",
+        |run| {
+            manifest(run, |it| it["settings"]["training"]["beta"] = json!(0.5));
+        },
+        "run_id",
+    ),
+    (
+        "a refusal's file deleted",
+        |run| {
+            fs::remove_file(run.join(first_of(run, "rejected"))).expect("removed");
+        },
+        "rejection_file",
+    ),
+    (
+        "sampling evidence of another length, all hashes mended",
+        |run| {
+            let tokens = "\"sampling\":{\"tokens\":";
+            reline(run, tokens, tokens, "\"sampling\":{\"tokens\":9");
+        },
+        "evidence_row",
+    ),
+    (
+        "an episode taken back for a reason that it does not have",
+        |run| {
+            let (id, episode, _) = answer(run, 0, 0);
+            rejournal(run, |records| {
+                records.push(Record::Rejected {
+                    actor: actor(),
+                    lease: episode.lease,
+                    attempt: 0,
+                    behind: 0,
+                    id,
+                    reason: "trace_chain",
+                    body: None,
+                });
+            });
+        },
+        "rejection_reason",
+    ),
+];
