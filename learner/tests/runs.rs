@@ -9,12 +9,14 @@ use std::fs;
 use bench::Bench;
 
 use learner::{
+    audit::{Reason, Rejected},
     files::{Answer, EpisodeContext, RunDirectory, Status, read_manifest, verify_evidence},
+    journal::{JournalReader, Record},
     plan::Plan,
     train::record::Evaluated,
 };
 use policy::model::{Adapter, Checkpoint, LoadDtype};
-use protocol::{ActorId, Digest};
+use protocol::{ActorId, Digest, EpisodeId, LeaseId};
 use serde_json::{Value, json};
 use support::{Say, World, text};
 
@@ -263,4 +265,34 @@ fn tampering_with_the_evidence_breaks_its_chain() {
     fs::write(&path, &text).expect("written");
     let other = protocol::RunId(Digest::of(b"other"));
     assert!(head(&other).expect_err("another run").contains("line 1: "));
+}
+
+#[test]
+fn refused_bytes_are_kept_up_to_a_bound_and_reasons_always() {
+    let bench = Bench::new();
+    let plan = bench.plan().expect("valid");
+    let mut files = RunDirectory::create(&plan).expect("created");
+    let body = vec![7; 24 << 20];
+    for number in 0..4_u64 {
+        let id = EpisodeId(Digest::of(&number.to_le_bytes()));
+        let reason = Reason::BadFrame { problem: "noise".into() };
+        let lease = LeaseId { group: number, generation: 0 };
+        let rejected = Rejected { id, lease: Some(lease), reason, episode: None };
+        let actor = ActorId(Digest::of(b"actor"));
+        let answer = Answer { actor, lease, attempt: 0, behind: 0, device: "cpu", body: &body };
+        files.reject(&answer, &rejected).expect("written");
+    }
+    let mut reader = JournalReader::open(files.path().join("journal"), plan.run).expect("there");
+    let mut kept = Vec::new();
+    while let Some(entry) = reader.read().expect("whole") {
+        match entry.record().expect("a record") {
+            Record::Rejected { reason, body, .. } => kept.push((reason.to_owned(), body.is_some())),
+            other => panic!("{other:?}"),
+        }
+    }
+    let named = |kept| ("bad_frame".to_owned(), kept);
+    assert_eq!(kept, [named(true), named(true), named(false), named(false)]);
+    let coverage = read_manifest(files.path()).expect("there").progress.expect("it runs");
+    let coverage = coverage.task_coverage;
+    assert_eq!((coverage.rejected_rollouts, coverage.rejected_bytes), (4, 48 << 20));
 }
