@@ -21,7 +21,7 @@ use crate::{
         record::Evaluated,
         run::{self, Summary},
     },
-    verify::verify,
+    verify::{SamplingCheck, check_sampling, verify},
 };
 
 /// Trains tool-using language policies, and learns from no token that has not answered for itself.
@@ -117,6 +117,15 @@ enum Command {
         /// The checkpoint that was trained, to be compared too.
         #[arg(long)]
         model: Option<PathBuf>,
+        /// Score so many accepted episodes again under the adapters that played them.
+        #[arg(long, value_name = "EPISODES", requires = "model")]
+        sampling: Option<usize>,
+        /// Decides which episodes are scored again.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+        /// Where to score them: auto, cpu or cuda:N.
+        #[arg(long, default_value = "auto")]
+        device: DeviceChoice,
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
@@ -293,7 +302,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             print_line(&text);
             Ok(())
         }
-        Command::Audit { run, model, json } => audit(&run, model.as_deref(), json),
+        Command::Audit { run, model, sampling, seed, device, json } => {
+            let sampling = sampling.zip(model.clone());
+            let sampling =
+                sampling.map(|(episodes, model)| SamplingCheck { model, device, episodes, seed });
+            audit(&run, model.as_deref(), sampling.as_ref(), json)
+        }
         Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {
             let kwargs = serde_json::from_str(&chat_template_kwargs).map_err(|e| {
                 Failure::Mistake(format!("--chat-template-kwargs: {e}; give an object"))
@@ -327,8 +341,16 @@ fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-fn audit(run: &Path, model: Option<&Path>, json: bool) -> Result<(), Failure> {
-    let report = verify(run, model).map_err(Failure::mistake)?;
+fn audit(
+    run: &Path,
+    model: Option<&Path>,
+    sampling: Option<&SamplingCheck>,
+    json: bool,
+) -> Result<(), Failure> {
+    let mut report = verify(run, model).map_err(Failure::mistake)?;
+    if let Some(sampling) = sampling {
+        check_sampling(run, sampling, &mut report).map_err(Failure::mistake)?;
+    }
     let summary = report.summary();
     if json {
         print_line(&serde_json::to_string(&report).map_err(Failure::fault)?);

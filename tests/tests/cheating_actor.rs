@@ -105,4 +105,13 @@ fn an_actor_with_other_weights_is_cut_off_and_nothing_of_it_is_learned_from() {
         let id = it["episode_id"].as_str().expect("an id");
         assert!(!evidence.contains(id), "{id} was learned from");
     }
+
+    let mut audit = Command::new(&programs().learner);
+    audit.arg("audit").arg(&output).args(["--model", model, "--sampling", "40", "--json"]);
+    let audit = finish(start(&mut audit));
+    assert!(audit.status.success(), "{}{}", audit.stdout, audit.stderr);
+    let report: Value = serde_json::from_str(audit.stdout.trim()).expect("JSON");
+    let sampling = report["checks"].as_array().expect("checks").last().expect("one").clone();
+    assert_eq!((&sampling["name"], &sampling["holds"]), (&json!("sampling"), &json!(true)));
+    assert!(sampling["looked_at"].as_str().expect("a text").starts_with("40 episodes"));
 }

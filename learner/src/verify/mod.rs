@@ -11,6 +11,7 @@
 mod episodes;
 mod ledger;
 mod report;
+mod sampling;
 mod tally;
 mod terms;
 mod totals;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use protocol::{Digest, EpisodeId, Lease, LeaseId, PolicyDigest};
 
 pub use report::{Check, CheckName, Finding, Report};
+pub use sampling::{SamplingCheck, check_sampling};
 
 use crate::{
     files::{FileError, JOURNAL, Manifest, PolicyError, PolicyStore},
@@ -40,6 +42,9 @@ pub enum VerifyError {
         /// What is missing.
         problem: String,
     },
+    /// The device is not there.
+    #[error("{0}")]
+    Device(String),
     /// Not a checkpoint.
     #[error("--model {path}: {problem}", path = .path.display())]
     Model {

@@ -53,11 +53,13 @@ pub enum CheckName {
     Metrics,
     /// The manifest's totals are those of the evidence.
     Totals,
+    /// Episodes that were scored again were sampled as their leases say.
+    Sampling,
 }
 
 impl CheckName {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Manifest,
         Self::Tokenizer,
         Self::Model,
@@ -71,6 +73,7 @@ impl CheckName {
         Self::Adapters,
         Self::Metrics,
         Self::Totals,
+        Self::Sampling,
     ];
 
     fn text(self) -> &'static str {
@@ -88,6 +91,7 @@ impl CheckName {
             Self::Adapters => "adapters",
             Self::Metrics => "metrics",
             Self::Totals => "totals",
+            Self::Sampling => "sampling",
         }
     }
 }
