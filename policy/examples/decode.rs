@@ -37,12 +37,14 @@ impl Arguments {
     }
 }
 
-/// User and system time of this process so far in seconds, where the system tells it.
+/// Processor time of this process's threads so far in seconds, where the system tells it.
 fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: f64 = fields.skip(11).take(2).filter_map(|t| t.parse::<f64>().ok()).sum();
-    ticks / 100.0
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let nanoseconds = tasks.filter_map(|task| {
+        let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    nanoseconds.sum::<f64>() / 1e9
 }
 
 struct Bench {
@@ -167,7 +169,7 @@ fn run() -> Result<(), Failure> {
             println!(
                 "run {run}: {:.1} tok/s wall, {:.1} tok per CPU-second",
                 ids / wall,
-                ids / cpu.max(0.01)
+                ids / cpu.max(0.001)
             );
         } else {
             let fed = bench.engine.stats().fed;
