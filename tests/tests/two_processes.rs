@@ -86,6 +86,8 @@ fn an_interrupt_ends_both_processes_and_the_manifest_says_so() {
     assert_eq!(finished.status.code(), Some(130), "{}", finished.stderr);
     assert_eq!(last(&finished)["status"], "interrupted");
     assert_eq!(demo.manifest()["status"], "interrupted");
+    let audited = finish(start(Command::new(&programs().learner).arg("audit").arg(demo.run())));
+    assert_eq!(audited.status.code(), Some(0), "{}{}", audited.stdout, audited.stderr);
     for actor in actors {
         let alive = Command::new("kill").arg("-0").arg(actor.to_string()).output();
         assert!(!alive.expect("kill starts").status.success(), "actor {actor} is still there");

@@ -157,6 +157,7 @@ fn totals_that_were_edited_are_found_by_field() {
         ("/reward_groups/0/rewards/1", json!(1.0)),
         ("/rejections", json!({})),
         ("/leases/accepted", json!(13)),
+        ("/leases/rejected", json!(0)),
         ("/evaluation/after/success", json!(0.99)),
         ("/steps", json!(3)),
         ("/best_adapter/success", json!(0.99)),
