@@ -10,15 +10,8 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::Parser;
-use learner::{
-    audit::sampling::{Deviation, Pair, SamplingBounds, SamplingEvidence, examine},
-    plan::plan_inputs,
-};
-use policy::{
-    device::DeviceChoice,
-    model::{Adapter, Checkpoint, Decoder, LoadDtype, LoraConfig, ModelConfig},
-    score::Parameters,
-};
+use learner::audit::sampling::{Deviation, Pair, SamplingBounds, SamplingEvidence, examine};
+use policy::model::Adapter;
 use protocol::{Episode, Sampling};
 use tests::rollouts::{Conduct, Stage};
 
@@ -48,7 +41,8 @@ struct Arguments {
 
 fn main() {
     let arguments = Arguments::parse();
-    let stage = stage(&arguments);
+    let (adapter, random) = (arguments.adapter.as_deref(), arguments.random.as_deref());
+    let stage = Stage::open(&arguments.recipe, adapter, random);
     let groups = arguments.episodes.div_ceil(u64::from(arguments.generations));
     let honest = deviations(&stage, &Conduct::Honest, groups, arguments.generations);
     let bounds = SamplingBounds::F32_CPU;
@@ -82,54 +76,6 @@ fn main() {
         ids.iter_mut().for_each(|id| id.logp_gap = 0.0);
         println!("| | ids alone | {} |", curve(&ids, &bounds));
     }
-}
-
-fn stage(arguments: &Arguments) -> Stage {
-    let plan = plan_inputs(&arguments.recipe).expect("a valid recipe");
-    let device = DeviceChoice::Cpu.open().expect("the processor");
-    let checkpoint = Checkpoint::open(&plan.recipe.model.path).expect("a checkpoint");
-    let decoder = match &arguments.random {
-        None => checkpoint.load(&device, LoadDtype::F32).expect("loads"),
-        Some(size) => random(size, checkpoint.config(), &device),
-    };
-    let adapter = match (&arguments.adapter, &arguments.random) {
-        (Some(dir), _) => Some(Adapter::load_peft(dir, &decoder).expect("an adapter")),
-        (None, Some(_)) => Some(trained_for_nothing(&plan.recipe.lora.to_config(), &decoder)),
-        (None, None) => None,
-    };
-    let sampling = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.0 };
-    Stage { plan, decoder, adapter, sampling }
-}
-
-/// A model of this size with random weights whose logits spread as far as a trained model's do.
-fn random(size: &str, of: &ModelConfig, device: &policy::device::Device) -> Decoder {
-    let (hidden, layers) = size.split_once('x').expect("HIDDENxLAYERS");
-    let hidden: usize = hidden.parse().expect("a number");
-    let config = ModelConfig {
-        hidden,
-        ffn: hidden * 3,
-        layers: layers.parse().expect("a number"),
-        heads: hidden / 64,
-        kv_heads: hidden / 128,
-        head_dim: 64,
-        ..of.clone()
-    };
-    let mut decoder = Decoder::random(config, 11, device);
-    decoder.update(&mut |name, value| match name.ends_with("model.norm.weight") {
-        true => value.mul_scalar(8.0),
-        false => value,
-    });
-    decoder
-}
-
-/// An adapter that moves the logits a little.
-fn trained_for_nothing(config: &LoraConfig, decoder: &Decoder) -> Adapter {
-    let mut adapter = Adapter::init(config, decoder, 7).expect("fits");
-    adapter.update(&mut |name, value| match name.contains("lora_B") {
-        true => value.add_scalar(1e-3),
-        false => value,
-    });
-    adapter
 }
 
 /// Deviations by episode.

@@ -1,17 +1,18 @@
 //! Rollouts in this process, honest ones and every kind that rung 9 of the audit is there to notice:
 //! what a cheating actor could send under a lease without any exact rung seeing it.
 
-use std::ops::Range;
+use std::{ops::Range, path::Path};
 
 use actor::player::{Outcome, Player};
 use burn::tensor::Tensor;
 use learner::{
     curriculum::{TaskOrder, episode_seed},
-    plan::Plan,
+    plan::{Plan, plan_inputs},
 };
 use policy::{
+    device::{Device, DeviceChoice},
     engine::{Engine, EngineConfig},
-    model::{Adapter, Decoder},
+    model::{Adapter, Checkpoint, Decoder, LoadDtype, LoraConfig, ModelConfig},
     score::Parameters,
 };
 use protocol::{
@@ -51,6 +52,29 @@ pub enum Conduct {
 }
 
 impl Stage {
+    /// The tasks of a recipe, played by its model with the adapter of a PEFT directory, at temperature
+    /// 0.6, top-k 20 and top-p 0.95. With `random` (HIDDENxLAYERS) a random model of that size stands in,
+    /// whose logits spread as far as a trained model's do.
+    ///
+    /// # Panics
+    /// Where something cannot be read.
+    pub fn open(recipe: &Path, adapter: Option<&Path>, random: Option<&str>) -> Self {
+        let plan = plan_inputs(recipe).expect("a valid recipe");
+        let device = DeviceChoice::Cpu.open().expect("the processor");
+        let checkpoint = Checkpoint::open(&plan.recipe.model.path).expect("a checkpoint");
+        let decoder = match random {
+            None => checkpoint.load(&device, LoadDtype::F32).expect("loads"),
+            Some(size) => random_decoder(size, checkpoint.config(), &device),
+        };
+        let adapter = match (adapter, random) {
+            (Some(dir), _) => Some(Adapter::load_peft(dir, &decoder).expect("an adapter")),
+            (None, Some(_)) => Some(shifted(&plan.recipe.lora.to_config(), &decoder, 1e-3)),
+            (None, None) => None,
+        };
+        let sampling = Sampling { temperature: 0.6, top_k: 20, top_p: 0.95, min_p: 0.0 };
+        Self { plan, decoder, adapter, sampling }
+    }
+
     /// The digest of the policy that the leases name.
     pub fn policy(&self) -> PolicyDigest {
         let bytes = self.adapter.as_ref().map(|it| it.to_safetensors().expect("serializes"));
@@ -164,6 +188,39 @@ impl Stage {
             span.context = hasher.digest();
         }
     }
+}
+
+fn random_decoder(size: &str, of: &ModelConfig, device: &Device) -> Decoder {
+    let (hidden, layers) = size.split_once('x').expect("HIDDENxLAYERS");
+    let hidden: usize = hidden.parse().expect("a number");
+    let config = ModelConfig {
+        hidden,
+        ffn: hidden * 3,
+        layers: layers.parse().expect("a number"),
+        heads: hidden / 64,
+        kv_heads: hidden / 128,
+        head_dim: 64,
+        ..of.clone()
+    };
+    let mut decoder = Decoder::random(config, 11, device);
+    decoder.update(&mut |name, value| match name.ends_with("model.norm.weight") {
+        true => value.mul_scalar(8.0),
+        false => value,
+    });
+    decoder
+}
+
+/// A fresh adapter whose second factors are this everywhere, so that it moves the logits.
+///
+/// # Panics
+/// Where it does not fit the model.
+pub fn shifted(config: &LoraConfig, decoder: &Decoder, by: f32) -> Adapter {
+    let mut adapter = Adapter::init(config, decoder, 7).expect("fits");
+    adapter.update(&mut |name, value| match name.contains("lora_B") {
+        true => value.add_scalar(by),
+        false => value,
+    });
+    adapter
 }
 
 /// Plays leases, and returns their episodes in the same order.

@@ -11,17 +11,11 @@ use learner::{
     },
     curriculum::TaskOrder,
     leases::Standing,
-    plan::plan_inputs,
     train::update::{Outcome, UpdateGroup, UpdateSettings, adamw, update},
-};
-use policy::{
-    device::DeviceChoice,
-    model::{Adapter, Checkpoint, LoadDtype},
-    score::Parameters,
 };
 use protocol::{Episode, EpisodeId, Sampling};
 use tests::{
-    rollouts::{Conduct, Stage},
+    rollouts::{Conduct, Stage, shifted},
     workspace,
 };
 
@@ -34,26 +28,10 @@ fn recipe() -> PathBuf {
 
 /// The demo with an adapter that matters.
 fn stage(recipe: &Path) -> Stage {
-    let plan = plan_inputs(recipe).expect("the demo's recipe");
-    let device = DeviceChoice::Cpu.open().expect("the processor");
-    let checkpoint = Checkpoint::open(&plan.recipe.model.path).expect("the demo's checkpoint");
-    let decoder = checkpoint.load(&device, LoadDtype::F32).expect("loads");
-    let adapter = shifted(&plan.recipe.lora.to_config(), &decoder, 0.05);
-    let sampling = Sampling { temperature: 0.9, top_k: 40, top_p: 0.98, min_p: 0.0 };
-    Stage { plan, decoder, adapter: Some(adapter), sampling }
-}
-
-fn shifted(
-    config: &policy::model::LoraConfig,
-    decoder: &policy::model::Decoder,
-    by: f32,
-) -> Adapter {
-    let mut adapter = Adapter::init(config, decoder, 7).expect("fits");
-    adapter.update(&mut |name, value| match name.contains("lora_B") {
-        true => value.add_scalar(by),
-        false => value,
-    });
-    adapter
+    let mut stage = Stage::open(recipe, None, None);
+    stage.adapter = Some(shifted(&stage.plan.recipe.lora.to_config(), &stage.decoder, 0.05));
+    stage.sampling = Sampling { temperature: 0.9, top_k: 40, top_p: 0.98, min_p: 0.0 };
+    stage
 }
 
 /// Every exact rung passes these: what is wrong with them is not in their bytes.
