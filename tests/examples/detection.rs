@@ -31,9 +31,12 @@ struct Arguments {
     /// A random model in place of the recipe's: HIDDENxLAYERS.
     #[arg(long)]
     random: Option<String>,
-    /// Honest episodes; cheats play a quarter of it.
-    #[arg(long, default_value_t = 2048)]
+    /// Honest episodes.
+    #[arg(long, default_value_t = 4096)]
     episodes: u64,
+    /// Episodes of each cheat.
+    #[arg(long, default_value_t = 1024)]
+    cheats: u64,
     /// Rollouts of a group.
     #[arg(long, default_value_t = 8)]
     generations: u32,
@@ -43,7 +46,8 @@ fn main() {
     let arguments = Arguments::parse();
     let (adapter, random) = (arguments.adapter.as_deref(), arguments.random.as_deref());
     let stage = Stage::open(&arguments.recipe, adapter, random);
-    let groups = arguments.episodes.div_ceil(u64::from(arguments.generations));
+    let groups_of = |episodes: u64| episodes.div_ceil(u64::from(arguments.generations));
+    let groups = groups_of(arguments.episodes);
     let honest = deviations(&stage, &Conduct::Honest, groups, arguments.generations);
     let bounds = SamplingBounds::F32_CPU;
     report_honest(&stage, &honest, &bounds);
@@ -69,7 +73,8 @@ fn main() {
     println!("| what was played | judged by | {} |", SEEN.map(|n| n.to_string()).join(" | "));
     println!("|---|---|{}", "---|".repeat(SEEN.len()));
     for (what, conduct) in cheats.into_iter().chain(stale) {
-        let played = deviations(&stage, &conduct, groups.div_ceil(4), arguments.generations);
+        let played =
+            deviations(&stage, &conduct, groups_of(arguments.cheats), arguments.generations);
         let mut ids = played.concat();
         println!("| {what} | ids and log-probabilities | {} |", curve(&ids, &bounds));
         // A careful cheat sends the log-probabilities that the right policy gives.
