@@ -11,11 +11,13 @@
 //! | `adapters/<step>-<digest>/` | adapters in PEFT's format |
 //! | `tokenizer/` | the checkpoint's tokenizer and chat template |
 
+mod adapters;
 mod atomic;
 mod evidence;
 mod jsonl;
 mod manifest;
 mod policies;
+mod rejected;
 mod run_directory;
 mod time;
 mod update;

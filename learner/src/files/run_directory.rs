@@ -7,28 +7,26 @@ use std::{
     sync::Arc,
 };
 
-use policy::{chat::ChatFormat, model::Adapter};
+use policy::chat::ChatFormat;
 use protocol::{ActorId, AdapterManifest, Digest, EpisodeId, LeaseId, PolicyDigest};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    AdapterRecord, BestAdapter, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow,
-    FailureRecord, FileError, FileRecord, GroupRecord, HostRecord, JsonLines, Manifest,
-    PolicyStore, PolicyVersion, Progressed, SamplingRecord, Status, compare_adapters,
-    program_sha256, utc_now, write_atomic,
+    DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FailureRecord, FileError, FileRecord,
+    GroupRecord, HostRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed,
+    SamplingRecord, Status, program_sha256, utc_now, write_atomic,
 };
 use crate::{
     advantage::{ScaleRewards, group_advantages},
     audit::{
-        Audited, Rejected,
+        Audited,
         sampling::{Flagged, SamplingBounds, SamplingJudge},
     },
     journal::{Journal, Record},
     leases::GroupOrder,
     plan::Plan,
-    train::record::Evaluated,
 };
 
 const MANIFEST: &str = "manifest.json";
@@ -37,11 +35,6 @@ pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const REJECTED: &str = "rejected";
 pub(crate) const TOKENIZER: &str = "tokenizer";
-/// Bytes of refused episodes that are kept in all. What is refused after that leaves its reason only,
-/// so that a hostile actor cannot fill the disk.
-const REJECTED_BYTES: u64 = 64 << 20;
-/// Refusals that the manifest names one by one.
-const LAST_REJECTED: usize = 100;
 
 /// Files of a checkpoint that say how text becomes ids.
 const TOKENIZER_FILES: [&str; 9] = [
@@ -87,20 +80,20 @@ pub struct EpisodeContext<'a> {
 /// The directory of a run that goes on.
 #[derive(Debug)]
 pub struct RunDirectory {
-    path: PathBuf,
-    manifest: Manifest,
-    progress: Progressed,
-    evidence: EvidenceLog,
-    metrics: JsonLines,
-    metrics_sha256: Sha256,
-    journal: Journal,
-    policies: PolicyStore,
-    announced: BTreeSet<PolicyDigest>,
-    last_refused: Option<EpisodeId>,
+    pub(super) path: PathBuf,
+    pub(super) manifest: Manifest,
+    pub(super) progress: Progressed,
+    pub(super) evidence: EvidenceLog,
+    pub(super) metrics: JsonLines,
+    pub(super) metrics_sha256: Sha256,
+    pub(super) journal: Journal,
+    pub(super) policies: PolicyStore,
+    pub(super) announced: BTreeSet<PolicyDigest>,
+    pub(super) last_refused: Option<EpisodeId>,
     /// Bytes of adapters that may be archived in all.
-    archive_bytes: u64,
-    format: Arc<ChatFormat>,
-    tasks: BTreeSet<String>,
+    pub(super) archive_bytes: u64,
+    pub(super) format: Arc<ChatFormat>,
+    pub(super) tasks: BTreeSet<String>,
 }
 
 impl RunDirectory {
@@ -301,161 +294,6 @@ impl RunDirectory {
         Ok(())
     }
 
-    /// Writes a refused episode and its reason to the journal and to `rejected/`.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
-    pub fn reject(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), FileError> {
-        let &Answer { actor, lease, attempt, behind, body, .. } = answer;
-        let kept = &mut self.progress.task_coverage.rejected_bytes;
-        let fits = *kept + body.len() as u64 <= REJECTED_BYTES;
-        if fits {
-            *kept += body.len() as u64;
-        }
-        self.journal.append(&Record::Rejected {
-            actor,
-            lease,
-            attempt,
-            behind,
-            id: rejected.id,
-            reason: rejected.reason.code(),
-            body: fits.then_some(body),
-        })?;
-        self.write_rejected(rejected, fits)
-    }
-
-    /// Writes down that an episode which was kept is refused after all. Its bytes are in the journal
-    /// already.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
-    pub fn take_back(&mut self, actor: ActorId, rejected: &Rejected) -> Result<(), FileError> {
-        if let Some(lease) = rejected.lease {
-            self.journal.append(&Record::Rejected {
-                actor,
-                lease,
-                attempt: 0,
-                behind: 0,
-                id: rejected.id,
-                reason: rejected.reason.code(),
-                body: None,
-            })?;
-        }
-        self.write_rejected(rejected, true)
-    }
-
-    fn write_rejected(&mut self, rejected: &Rejected, whole: bool) -> Result<(), FileError> {
-        let (rung, code) = rejected.reason.name();
-        let message = rejected.reason.to_string();
-        let directory = self.path.join(REJECTED);
-        fs::create_dir_all(&directory).map_err(FileError::io("create", &directory))?;
-        let record = json!({
-            "episode_id": rejected.id,
-            "lease": rejected.lease,
-            "rung": rung,
-            "reason": code,
-            "message": message,
-            "rejected_at": utc_now(),
-            "episode": rejected.episode.as_ref().filter(|_| whole),
-        });
-        let path = directory.join(format!("{}.json", rejected.id));
-        write_atomic(&path, format!("{record:#}\n").as_bytes(), false)?;
-        self.last_refused = Some(rejected.id);
-        self.progress.task_coverage.rejected_rollouts += 1;
-        *self.progress.rejections.entry(code.to_owned()).or_default() += 1;
-        if self.progress.last_rejected.len() == LAST_REJECTED {
-            self.progress.last_rejected.remove(0);
-        }
-        self.progress.last_rejected.push((rejected.lease, message));
-        self.write_manifest(true)
-    }
-
-    /// Writes an adapter in PEFT's format and returns its directory. `digest` is the SHA-256 of its
-    /// `adapter_model.safetensors`, `base` what PEFT shall load it onto.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn adapter(
-        &mut self,
-        step: u32,
-        adapter: &Adapter,
-        digest: Digest,
-        base: &str,
-    ) -> Result<PathBuf, FileError> {
-        let record = self.write_adapter(step, adapter, digest, base)?;
-        let path = self.path.join(&record.path);
-        self.progress.last_adapter = Some(record);
-        self.write_manifest(true)?;
-        Ok(path)
-    }
-
-    /// Writes an adapter that did at least as well on held-out tasks as every one before it: by strict
-    /// success, then by reward. Others are not written.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn keep_best(
-        &mut self,
-        step: u32,
-        adapter: &Adapter,
-        digest: Digest,
-        base: &str,
-        evaluated: &Evaluated,
-    ) -> Result<(), FileError> {
-        let Evaluated { success, reward, .. } = *evaluated;
-        let best = self.progress.best_adapter.as_ref();
-        if best.is_some_and(|best| (best.success, best.reward) > (success, reward)) {
-            return Ok(());
-        }
-        let adapter = self.write_adapter(step, adapter, digest, base)?;
-        self.progress.best_adapter = Some(BestAdapter { adapter, success, reward });
-        self.write_manifest(true)
-    }
-
-    fn write_adapter(
-        &mut self,
-        step: u32,
-        adapter: &Adapter,
-        digest: Digest,
-        base: &str,
-    ) -> Result<AdapterRecord, FileError> {
-        let name = Path::new("adapters").join(format!("{step}-{}", digest.short()));
-        let path = self.path.join(&name);
-        let record = AdapterRecord { step: u64::from(step), path: name, sha256: digest };
-        if path.exists() {
-            return Ok(record);
-        }
-        let parent = self.path.join("adapters");
-        let partial = parent.join(format!(".{step}-{}.partial", digest.short()));
-        fs::create_dir_all(&parent).map_err(FileError::io("create", &parent))?;
-        adapter
-            .save_peft(&partial, base)
-            .map_err(|source| FileError::Adapter { path: path.clone(), source })?;
-        fs::rename(&partial, &path).map_err(FileError::io("write", &path))?;
-        self.progress.adapters.push(record.clone());
-        Ok(record)
-    }
-
-    /// Compares the adapter of the start with the one of the end.
-    ///
-    /// # Errors
-    /// They are not adapters of one shape, or hold weights that are not finite.
-    pub fn update_evidence(&mut self, first: &Adapter, last: &Adapter) -> Result<(), FileError> {
-        let bytes = |adapter: &Adapter| {
-            adapter
-                .to_safetensors()
-                .map_err(|source| FileError::Adapter { path: self.path.clone(), source })
-        };
-        let found = compare_adapters(&bytes(first)?, &bytes(last)?).map_err(|problem| {
-            FileError::Damaged { path: self.path.join("adapters"), line: None, problem }
-        })?;
-        let evidence = &mut self.progress.update_evidence;
-        evidence.trainable_tensors = found.trainable_tensors;
-        evidence.changed_trainable_tensors = found.changed_trainable_tensors;
-        evidence.max_abs_parameter_delta = found.max_abs_parameter_delta;
-        Ok(())
-    }
-
     /// Held-out results before and after training, for the manifest.
     pub fn evaluations<T: Serialize>(&mut self, before: Option<&T>, after: Option<&T>) {
         self.progress.evaluation = json!({"before": before, "after": after});
@@ -492,7 +330,7 @@ impl RunDirectory {
     }
 
     /// The manifest of a run that goes on leaves its groups out: they would be written anew each time.
-    fn write_manifest(&mut self, durable: bool) -> Result<(), FileError> {
+    pub(super) fn write_manifest(&mut self, durable: bool) -> Result<(), FileError> {
         let groups = std::mem::take(&mut self.progress.reward_groups);
         let written = self.write(durable, Vec::new());
         self.progress.reward_groups = groups;

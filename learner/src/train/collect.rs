@@ -15,6 +15,7 @@ use serde::Serialize;
 use terminal::{Failure, Interrupt};
 use tracing::{info, warn};
 
+use super::watcher::Witness;
 use crate::{
     audit::{AuditPool, Audited, Judged, Reason, Rejected, Submitted, check_group},
     files::Answer,
@@ -65,49 +66,6 @@ pub struct CollectCounts {
     pub losses: u64,
     /// Actors that were cut off.
     pub cut_off: u64,
-}
-
-/// Receives what the collector decides on, as it decides. What it was told before a call of
-/// [`Witness::keep`] is on stable storage after it.
-pub trait Witness {
-    /// A group was ordered.
-    ///
-    /// # Errors
-    /// The record of it cannot be kept; so below.
-    fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure>;
-
-    /// An episode was audited and kept.
-    ///
-    /// # Errors
-    /// As above.
-    fn accepted(&mut self, answer: &Answer<'_>) -> Result<(), Failure>;
-
-    /// An episode was refused.
-    ///
-    /// # Errors
-    /// As above.
-    fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure>;
-
-    /// An episode that was kept is refused after all.
-    ///
-    /// # Errors
-    /// As above.
-    fn taken_back(&mut self, actor: ActorId, rejected: &Rejected) -> Result<(), Failure>;
-
-    /// A group was given up.
-    ///
-    /// # Errors
-    /// As above.
-    fn dropped(&mut self, group: u64) -> Result<(), Failure>;
-
-    /// Episodes are about to be acknowledged.
-    ///
-    /// # Errors
-    /// As above: nothing may be acknowledged.
-    fn keep(&mut self) -> Result<(), Failure>;
-
-    /// So many of the ordered rollouts are in.
-    fn progress(&mut self, done: usize, ordered: usize);
 }
 
 /// Gathers groups for one run.

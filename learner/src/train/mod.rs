@@ -7,4 +7,4 @@ pub mod record;
 pub mod run;
 mod step;
 pub mod update;
-mod watcher;
+pub mod watcher;

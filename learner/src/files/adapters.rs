@@ -1,0 +1,100 @@
+//! The adapters that a run writes for users, in PEFT's format.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use policy::model::Adapter;
+use protocol::Digest;
+
+use super::{AdapterRecord, BestAdapter, FileError, RunDirectory, compare_adapters};
+use crate::train::record::Evaluated;
+
+impl RunDirectory {
+    /// Writes an adapter in PEFT's format and returns its directory. `digest` is the SHA-256 of its
+    /// `adapter_model.safetensors`, `base` what PEFT shall load it onto.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn adapter(
+        &mut self,
+        step: u32,
+        adapter: &Adapter,
+        digest: Digest,
+        base: &str,
+    ) -> Result<PathBuf, FileError> {
+        let record = self.write_adapter(step, adapter, digest, base)?;
+        let path = self.path.join(&record.path);
+        self.progress.last_adapter = Some(record);
+        self.write_manifest(true)?;
+        Ok(path)
+    }
+
+    /// Writes an adapter that did at least as well on held-out tasks as every one before it: by strict
+    /// success, then by reward. Others are not written.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep_best(
+        &mut self,
+        step: u32,
+        adapter: &Adapter,
+        digest: Digest,
+        base: &str,
+        evaluated: &Evaluated,
+    ) -> Result<(), FileError> {
+        let Evaluated { success, reward, .. } = *evaluated;
+        let best = self.progress.best_adapter.as_ref();
+        if best.is_some_and(|best| (best.success, best.reward) > (success, reward)) {
+            return Ok(());
+        }
+        let adapter = self.write_adapter(step, adapter, digest, base)?;
+        self.progress.best_adapter = Some(BestAdapter { adapter, success, reward });
+        self.write_manifest(true)
+    }
+
+    fn write_adapter(
+        &mut self,
+        step: u32,
+        adapter: &Adapter,
+        digest: Digest,
+        base: &str,
+    ) -> Result<AdapterRecord, FileError> {
+        let name = Path::new("adapters").join(format!("{step}-{}", digest.short()));
+        let path = self.path.join(&name);
+        let record = AdapterRecord { step: u64::from(step), path: name, sha256: digest };
+        if path.exists() {
+            return Ok(record);
+        }
+        let parent = self.path.join("adapters");
+        let partial = parent.join(format!(".{step}-{}.partial", digest.short()));
+        fs::create_dir_all(&parent).map_err(FileError::io("create", &parent))?;
+        adapter
+            .save_peft(&partial, base)
+            .map_err(|source| FileError::Adapter { path: path.clone(), source })?;
+        fs::rename(&partial, &path).map_err(FileError::io("write", &path))?;
+        self.progress.adapters.push(record.clone());
+        Ok(record)
+    }
+
+    /// Compares the adapter of the start with the one of the end.
+    ///
+    /// # Errors
+    /// They are not adapters of one shape, or hold weights that are not finite.
+    pub fn update_evidence(&mut self, first: &Adapter, last: &Adapter) -> Result<(), FileError> {
+        let bytes = |adapter: &Adapter| {
+            adapter
+                .to_safetensors()
+                .map_err(|source| FileError::Adapter { path: self.path.clone(), source })
+        };
+        let found = compare_adapters(&bytes(first)?, &bytes(last)?).map_err(|problem| {
+            FileError::Damaged { path: self.path.join("adapters"), line: None, problem }
+        })?;
+        let evidence = &mut self.progress.update_evidence;
+        evidence.trainable_tensors = found.trainable_tensors;
+        evidence.changed_trainable_tensors = found.changed_trainable_tensors;
+        evidence.max_abs_parameter_delta = found.max_abs_parameter_delta;
+        Ok(())
+    }
+}
