@@ -21,6 +21,7 @@ pub mod draws;
 pub mod environment;
 pub mod fault;
 mod fields;
+pub mod frozen_lake;
 pub mod guess;
 pub mod limits;
 pub mod office;
@@ -32,6 +33,7 @@ pub mod simulation;
 pub mod spec;
 pub mod text;
 pub mod tool;
+pub mod wordle;
 
 pub use protocol::CallPermit;
 

@@ -17,7 +17,7 @@ use crate::{
     Description, Environment, Fault, Limits, Player, Score, SpecError, ToolSpec, add,
     draws::Draws,
     fields::{Fields, shown},
-    guess, office, recorder,
+    frozen_lake, guess, office, recorder, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -66,8 +66,13 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
 type Parse = fn(&mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError>;
 
 /// What there is, by name.
-const REGISTRY: [(&str, Parse); 3] =
-    [(guess::NAME, guess::parse), (add::NAME, add::parse), (office::NAME, office::parse)];
+const REGISTRY: [(&str, Parse); 5] = [
+    (guess::NAME, guess::parse),
+    (add::NAME, add::parse),
+    (office::NAME, office::parse),
+    (wordle::NAME, wordle::parse),
+    (frozen_lake::NAME, frozen_lake::parse),
+];
 
 /// An environment as a recipe asks for it.
 #[derive(Clone, Debug)]
@@ -266,15 +271,15 @@ mod tests {
             (json!([]), "environment must be an object with a name, not []"),
             (
                 json!({}),
-                r#"environment.name is missing: set it to one of "guess", "add", "office""#,
+                r#"environment.name is missing: set it to one of "guess", "add", "office", "wordle", "frozen_lake""#,
             ),
             (
                 json!({"name": 3}),
-                r#"environment.name must be one of "guess", "add", "office", not 3"#,
+                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", not 3"#,
             ),
             (
-                json!({"name": "wordle"}),
-                r#"environment.name must be one of "guess", "add", "office", not "wordle""#,
+                json!({"name": "chess"}),
+                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", not "chess""#,
             ),
             (
                 json!({"name": "guess", "m": 1}),
@@ -327,7 +332,7 @@ mod tests {
             let spec = EnvironmentSpec::from_argument(argument).expect("an environment");
             assert_eq!(spec.name(), name);
         }
-        for argument in ["wordle", "{", r#"{"name": 1}"#] {
+        for argument in ["chess", "{", r#"{"name": 1}"#] {
             let error = EnvironmentSpec::from_argument(argument).expect_err("refused").to_string();
             assert!(error.contains(" or ") || error.contains("one of"), "{error}");
             assert!(!error.contains('\n'), "{error}");

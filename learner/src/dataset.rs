@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn ids_are_unique_over_splits_and_seeds_and_held_out_seeds_are_fixed() {
         let dir = tempfile::tempdir().expect("a directory");
-        for environment in ["guess", r#"{"name": "office", "level": 3}"#] {
+        for environment in ["guess", r#"{"name": "office", "level": 3}"#, "wordle", "frozen_lake"] {
             let mut ids = BTreeSet::new();
             for (file, split, seed) in [
                 ("a", Split::Train, 0),
@@ -152,7 +152,9 @@ mod tests {
     #[test]
     fn experts_write_conversations_that_solve_their_tasks() {
         let dir = tempfile::tempdir().expect("a directory");
-        for (environment, last) in [("guess", "guess"), ("office", "submit")] {
+        for (environment, last) in
+            [("guess", "guess"), ("office", "submit"), ("wordle", "guess"), ("frozen_lake", "move")]
+        {
             let output = dir.path().join(environment);
             let options = options(environment, output.clone());
             run(&DatasetOptions { expert: true, ..options }).expect("written");
@@ -173,7 +175,7 @@ mod tests {
         let refused = |options: DatasetOptions| run(&options).expect_err("refused").to_string();
         let add = refused(options("add", output.clone()));
         assert!(add.contains("environment add draws no tasks"), "{add}");
-        assert!(refused(options("wordle", output.clone())).contains("wordle"));
+        assert!(refused(options("chess", output.clone())).contains("chess"));
         std::fs::write(&output, "mine").expect("written");
         assert!(refused(options("guess", output.clone())).contains("cannot create"));
         assert_eq!(std::fs::read_to_string(&output).expect("there"), "mine");

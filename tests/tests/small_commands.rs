@@ -88,13 +88,19 @@ fn a_row_that_cannot_be_scored_is_named_by_its_line() {
 #[test]
 fn built_in_environments_pass_their_check() {
     let section = r#"{"name": "office", "level": 3, "error_percent": 50}"#;
-    for (environment, task) in [("guess", "{}"), ("add", r#"{"want": 5}"#), (section, "{}")] {
+    for (environment, task) in [
+        ("guess", "{}"),
+        ("add", r#"{"want": 5}"#),
+        (section, "{}"),
+        ("wordle", "{}"),
+        ("frozen_lake", "{}"),
+    ] {
         let mut command = Command::new(&programs().actor);
         let checked = run(command.args(["check", environment, "--task", task]));
         assert!(checked.stdout.contains("verdict"), "{}", checked.stdout);
     }
     let mut command = Command::new(&programs().actor);
-    let finished = finish(start(command.args(["check", r#"{"name": "wordle"}"#])));
+    let finished = finish(start(command.args(["check", r#"{"name": "chess"}"#])));
     assert_eq!(finished.status.code(), Some(2));
     assert!(finished.stderr.contains("environment.name"), "{}", finished.stderr);
 }
