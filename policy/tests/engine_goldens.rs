@@ -48,7 +48,8 @@ fn greedy_ids_are_those_of_transformers() {
     for dir in folders("checkpoints") {
         let Some(checkpoint) = open(&dir) else { continue };
         let golden = goldens(&dir);
-        let (prompt, expected) = (golden["input_ids"].ids(), golden["greedy"].ids());
+        let Some(expected) = golden.get("greedy").map(|greedy| greedy.ids()) else { continue };
+        let prompt = golden["input_ids"].ids();
         for pass in [Pass::Auto, Pass::Tensors] {
             let decoder = checkpoint.load(&device, LoadDtype::File).unwrap();
             // From each id at which the two may part, on along the reference's stream.

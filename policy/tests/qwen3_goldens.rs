@@ -28,7 +28,8 @@ fn logits_and_hidden_states_are_those_of_transformers() {
         );
         for (i, hidden) in output.hidden.into_iter().enumerate() {
             let key = format!("hidden_{i}");
-            close(&format!("{name} {key}"), &values(hidden), &golden[&key].values, tolerance);
+            let Some(golden) = golden.get(&key) else { continue };
+            close(&format!("{name} {key}"), &values(hidden), &golden.values, tolerance);
         }
     }
 }
@@ -38,8 +39,9 @@ fn left_padding_changes_nothing_for_the_ids_that_count() {
     for dir in folders("checkpoints") {
         let Some(decoder) = load(&dir) else { continue };
         let golden = goldens(&dir);
-        let (ids, mask) = (golden["batch_input_ids"].ids(), golden["batch_mask"].flags());
-        let batch = golden["batch_input_ids"].shape[0];
+        let Some(ids) = golden.get("batch_input_ids") else { continue };
+        let (batch, ids) = (ids.shape[0], ids.ids());
+        let mask = golden["batch_mask"].flags();
         let input = FullInput { ids: &ids, batch, mask: Some(&mask), hidden: false };
         let logits = values(decoder.forward(None, input).unwrap().logits);
         let vocab = decoder.config().vocab;
@@ -56,7 +58,7 @@ fn greedy_decoding_with_the_cache_gives_the_reference_ids() {
     for dir in folders("checkpoints") {
         let Some(decoder) = load(&dir) else { continue };
         let golden = goldens(&dir);
-        let expected = golden["greedy"].ids();
+        let Some(expected) = golden.get("greedy").map(|greedy| greedy.ids()) else { continue };
         let prompt = golden["input_ids"].ids().len();
         let mut cache = KvCache::new(&decoder, 1024);
         let sequence = cache.open();
@@ -121,12 +123,15 @@ fn adapters_give_the_logits_and_gradients_of_peft() {
         let Some(decoder) = load(&base_of(&dir)) else { continue };
         let adapter = Adapter::load_peft(&dir, &decoder).unwrap();
         let golden = goldens(&dir);
-        let ids = golden["input_ids"].ids();
+        // Where the adapter's folder names no inputs, they are the checkpoint's.
+        let base = goldens(&base_of(&dir));
+        let ids = golden.get("input_ids").unwrap_or(&base["input_ids"]).ids();
         let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false };
         let logits = values(decoder.forward(Some(&adapter), input).unwrap().logits);
         let name = dir.display();
         for key in ["logits", "merged_logits"] {
-            close(&format!("{name} {key}"), &logits, &golden[key].values, tolerance(&decoder));
+            let Some(expected) = golden.get(key) else { continue };
+            close(&format!("{name} {key}"), &logits, &expected.values, tolerance(&decoder));
         }
         let Some(loss) = golden.get("loss") else { continue };
         let (batch, config) = (whole(&ids), ScoreConfig::default());

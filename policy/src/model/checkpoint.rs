@@ -2,14 +2,14 @@
 //! other before any weight is, so that loading cannot fail half-way for a wrong file.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::{
-    config::ModelConfig,
+    config::{Architecture, ModelConfig},
     decoder::Decoder,
     error::ModelError,
     header::{Entry, checkpoint_entries},
@@ -49,11 +49,24 @@ impl Checkpoint {
         let entries = checkpoint_entries(&dir)?;
         let mut check = Check { dir: &dir, entries: &entries, names: Vec::new() };
         check.walk(&config)?;
-        for name in entries.keys().filter(|name| !check.names.contains(name)) {
-            let spare = (config.tied && name == "lm_head.weight") || name.ends_with("inv_freq");
-            if !spare {
+        let used: BTreeSet<&String> = check.names.iter().collect();
+        let mut vision = 0;
+        for name in entries.keys().filter(|name| !used.contains(name)) {
+            let spare = (config.tied && name == "lm_head.weight")
+                || name.ends_with("inv_freq")
+                || name.starts_with("mtp.");
+            if config.hybrid().is_some() && name.starts_with("model.visual.") {
+                vision += 1;
+            } else if !spare {
                 tracing::warn!("{}: tensor {name:?} is not used", dir.display());
             }
+        }
+        if vision > 0 {
+            let dir = dir.display();
+            tracing::info!(
+                "{dir}: {vision} tensors of the vision tower (model.visual.*) are not used: \
+                 images are not supported yet, text is"
+            );
         }
         Ok(Self { dir, config, entries })
     }
@@ -70,7 +83,7 @@ impl Checkpoint {
 
     /// The type that [`LoadDtype::File`] gives.
     pub fn file_dtype(&self) -> DType {
-        let embed = self.entries.get("model.embed_tokens.weight");
+        let embed = self.entries.get(&format!("{}.embed_tokens.weight", self.config.prefix()));
         embed.and_then(Entry::float).unwrap_or(DType::F32)
     }
 
@@ -126,37 +139,37 @@ impl Check<'_> {
 impl ModelConfig {
     /// Every weight by its name in the file, with its shape.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        struct Names(Vec<(String, Vec<usize>)>);
-        impl Names {
-            fn norm(&mut self, name: String, len: usize) {
-                self.0.push((format!("{name}.weight"), vec![len]));
-            }
-        }
-        let mut names = Names(Vec::new());
-        let embed = vec![self.vocab, self.hidden];
-        names.0.push(("model.embed_tokens.weight".into(), embed.clone()));
-        let linears = self.linears();
-        for (i, slots) in linears.chunks(super::weights::LINEARS.len()).enumerate() {
-            let layer = format!("model.layers.{i}");
-            names.norm(format!("{layer}.input_layernorm"), self.hidden);
-            names.norm(format!("{layer}.post_attention_layernorm"), self.hidden);
-            if self.architecture == super::Architecture::Qwen3 {
-                names.norm(format!("{layer}.self_attn.q_norm"), self.head_dim);
-                names.norm(format!("{layer}.self_attn.k_norm"), self.head_dim);
-            }
-            for (j, linear) in slots.iter().enumerate() {
-                let shape = vec![linear.outputs, linear.inputs];
-                names.0.push((format!("{}.weight", linear.path), shape));
-                if if j < 4 { self.attention_bias } else { self.mlp_bias } {
-                    names.0.push((format!("{}.bias", linear.path), vec![linear.outputs]));
+        let mut names = Vec::new();
+        let mut add = |name: String, shape: &[usize]| names.push((name, shape.to_vec()));
+        let prefix = self.prefix();
+        let embed = [self.vocab, self.hidden];
+        add(format!("{prefix}.embed_tokens.weight"), &embed);
+        for i in 0..self.layers {
+            let layer = format!("{prefix}.layers.{i}");
+            add(format!("{layer}.input_layernorm.weight"), &[self.hidden]);
+            add(format!("{layer}.post_attention_layernorm.weight"), &[self.hidden]);
+            for (name, shape) in self.layer_linears(i) {
+                add(format!("{layer}.{name}.weight"), &shape);
+                if self.biased(name) {
+                    add(format!("{layer}.{name}.bias"), &shape[..1]);
                 }
             }
+            if let Some(delta) = self.delta(i) {
+                let layer = format!("{layer}.linear_attn");
+                add(format!("{layer}.conv1d.weight"), &[delta.channels(), 1, delta.kernel]);
+                add(format!("{layer}.dt_bias"), &[delta.value_heads]);
+                add(format!("{layer}.A_log"), &[delta.value_heads]);
+                add(format!("{layer}.norm.weight"), &[delta.value_dim]);
+            } else if self.architecture != Architecture::Llama {
+                add(format!("{layer}.self_attn.q_norm.weight"), &[self.head_dim]);
+                add(format!("{layer}.self_attn.k_norm.weight"), &[self.head_dim]);
+            }
         }
-        names.norm("model.norm".into(), self.hidden);
+        add(format!("{prefix}.norm.weight"), &[self.hidden]);
         if !self.tied {
-            names.0.push(("lm_head.weight".into(), embed));
+            add("lm_head.weight".into(), &embed);
         }
-        names.0
+        names
     }
 }
 
@@ -167,9 +180,11 @@ struct Loader<'a> {
     dtype: DType,
 }
 
-impl Loader<'_> {
+impl Source for Loader<'_> {
+    type Error = ModelError;
+
     fn tensor<const D: usize>(
-        &self,
+        &mut self,
         name: &str,
         shape: [usize; D],
     ) -> Result<Tensor<D>, ModelError> {
@@ -186,17 +201,5 @@ impl Loader<'_> {
             .try_cast(self.dtype)
             .map_err(|e| wrong(e.to_string()))?;
         Ok(Tensor::from_data(data, (self.device, self.dtype)))
-    }
-}
-
-impl Source for Loader<'_> {
-    type Error = ModelError;
-
-    fn vector(&mut self, name: &str, len: usize) -> Result<Tensor<1>, ModelError> {
-        self.tensor(name, [len])
-    }
-
-    fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>, ModelError> {
-        self.tensor(name, shape)
     }
 }

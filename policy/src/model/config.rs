@@ -7,26 +7,40 @@ use serde_json::{Map, Value};
 
 use super::{
     error::{ARCHITECTURES, ModelError},
+    hybrid::Hybrid,
     rope::RopeConfig,
 };
 
 /// The decoder families.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// `Qwen3ForCausalLM`: per-head RMS norms on queries and keys.
     Qwen3,
     /// `LlamaForCausalLM`: the same without those norms.
     Llama,
+    /// `Qwen3_5ForCausalLM`, or the language model of `Qwen3_5ForConditionalGeneration`: gated
+    /// DeltaNet layers with some gated attention layers between them.
+    Qwen3_5(Box<Hybrid>),
 }
 
 impl Architecture {
     /// The name in `config.json`.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Qwen3 => ARCHITECTURES[0],
             Self::Llama => ARCHITECTURES[1],
+            Self::Qwen3_5(hybrid) if hybrid.vision_language => ARCHITECTURES[3],
+            Self::Qwen3_5(_) => ARCHITECTURES[2],
         }
     }
+}
+
+/// What the name in `config.json` says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    Qwen3,
+    Llama,
+    Qwen3_5 { vision_language: bool },
 }
 
 /// The shape of a decoder. Lengths are in elements.
@@ -153,15 +167,31 @@ impl ModelConfig {
     }
 
     fn from_fields(fields: &Fields<'_>) -> Result<Self, ModelError> {
-        let architecture = architecture(fields)?;
-        refuse_unsupported(fields)?;
+        let family = family(fields)?;
+        let Family::Qwen3_5 { vision_language: true } = family else {
+            return Self::from_decoder_fields(fields, family);
+        };
+        let Some(map) = fields.get("text_config").and_then(Value::as_object) else {
+            return Err(fields.error("text_config", "missing; an object is needed"));
+        };
+        let text = Fields { path: fields.path, prefix: "text_config.", map };
+        let mut config = Self::from_decoder_fields(&text, family)?;
+        if fields.get("tie_word_embeddings").is_some() {
+            config.tied = fields.flag("tie_word_embeddings")?;
+        }
+        Ok(config)
+    }
+
+    fn from_decoder_fields(fields: &Fields<'_>, family: Family) -> Result<Self, ModelError> {
+        refuse_unsupported(fields, family)?;
         let hidden = fields.required("hidden_size")?;
         let heads = fields.required("num_attention_heads")?;
         let kv_heads = fields.size("num_key_value_heads")?.unwrap_or(heads);
         let layers = fields.required("num_hidden_layers")?;
-        let head_dim = match (fields.size("head_dim")?, architecture, fields.map.get("head_dim")) {
+        let head_dim = match (fields.size("head_dim")?, family, fields.map.get("head_dim")) {
             (Some(dim), _, _) => dim,
-            (None, Architecture::Qwen3, None) => 128,
+            (None, Family::Qwen3, None) => 128,
+            (None, Family::Qwen3_5 { .. }, None) => 256,
             _ => hidden / heads,
         };
         if !heads.is_multiple_of(kv_heads) {
@@ -176,8 +206,20 @@ impl ModelConfig {
             return Err(fields.error("num_hidden_layers", format!("{layers} exceeds 1024")));
         }
         let listed = fields.size("max_position_embeddings")?.unwrap_or(2048);
-        let rope = RopeConfig::read(fields, listed)?;
+        let partial = matches!(family, Family::Qwen3_5 { .. });
+        let rope = RopeConfig::read(fields, listed, partial)?;
+        let architecture = match family {
+            Family::Qwen3 => Architecture::Qwen3,
+            Family::Llama => Architecture::Llama,
+            Family::Qwen3_5 { vision_language } => Architecture::Qwen3_5(Box::new(Hybrid::read(
+                fields,
+                layers,
+                head_dim,
+                vision_language,
+            )?)),
+        };
         Ok(Self {
+            mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias")?,
             architecture,
             hidden,
             ffn: fields.required("intermediate_size")?,
@@ -188,21 +230,39 @@ impl ModelConfig {
             vocab: fields.required("vocab_size")?,
             norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
             attention_bias: fields.flag("attention_bias")?,
-            mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias")?,
             tied: fields.flag("tie_word_embeddings")?,
             max_positions: rope.max_positions(listed),
             rope,
         })
     }
+
+    /// What a Qwen3.5 decoder has beyond the other families.
+    pub fn hybrid(&self) -> Option<&Hybrid> {
+        match &self.architecture {
+            Architecture::Qwen3_5(hybrid) => Some(hybrid),
+            Architecture::Qwen3 | Architecture::Llama => None,
+        }
+    }
+
+    /// Elements of a head that are rotated.
+    pub(crate) fn rotary(&self) -> usize {
+        self.hybrid().map_or(self.head_dim, |hybrid| hybrid.rotary)
+    }
 }
 
-fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
+fn family(fields: &Fields<'_>) -> Result<Family, ModelError> {
     let listed = fields.get("architectures").and_then(Value::as_array);
     let named = listed.and_then(|list| list.first()).and_then(Value::as_str);
     let found = named.or_else(|| fields.get("model_type").and_then(Value::as_str));
     match found {
-        Some("Qwen3ForCausalLM" | "qwen3") => Ok(Architecture::Qwen3),
-        Some("LlamaForCausalLM" | "llama") => Ok(Architecture::Llama),
+        Some("Qwen3ForCausalLM" | "qwen3") => Ok(Family::Qwen3),
+        Some("LlamaForCausalLM" | "llama") => Ok(Family::Llama),
+        Some("Qwen3_5ForCausalLM" | "qwen3_5_text") => {
+            Ok(Family::Qwen3_5 { vision_language: false })
+        }
+        Some("Qwen3_5ForConditionalGeneration" | "qwen3_5") => {
+            Ok(Family::Qwen3_5 { vision_language: true })
+        }
         other => Err(ModelError::Architecture {
             path: fields.path.into(),
             found: other.unwrap_or("(none)").chars().take(80).collect(),
@@ -210,11 +270,12 @@ fn architecture(fields: &Fields<'_>) -> Result<Architecture, ModelError> {
     }
 }
 
-fn refuse_unsupported(fields: &Fields<'_>) -> Result<(), ModelError> {
+fn refuse_unsupported(fields: &Fields<'_>, family: Family) -> Result<(), ModelError> {
     if fields.flag("use_sliding_window")? {
         return Err(fields.error("use_sliding_window", "true is not supported"));
     }
-    if let Some(types) = fields.get("layer_types") {
+    let uniform = !matches!(family, Family::Qwen3_5 { .. });
+    if let Some(types) = fields.get("layer_types").filter(|_| uniform) {
         let full = |kind: &Value| kind.as_str() == Some("full_attention");
         match types.as_array() {
             Some(types) if types.iter().all(full) => {}
@@ -279,7 +340,7 @@ mod tests {
         for (field, value, says) in [
             (
                 "architectures",
-                json!(["Qwen3_5ForConditionalGeneration"]),
+                json!(["Qwen3_5MoeForConditionalGeneration"]),
                 "Qwen3ForCausalLM, Llama",
             ),
             ("use_sliding_window", json!(true), "use_sliding_window"),

@@ -1,15 +1,18 @@
 //! The decoder: weights on a device, a full-sequence forward pass, and the layer that every other
 //! pass (cached decoding, scoring) is made of.
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::{
     adapter::Adapter,
     config::ModelConfig,
+    delta::{DeltaRows, DeltaRule, DeltaState},
     error::ModelError,
-    ops::{attend, from_f32, linear, rms_norm, rotate, to_f32},
+    layer::Sequences,
+    ops::{attend, from_f32, rms_norm, to_f32},
     rope::RopeTable,
-    weights::{LINEARS, Weights},
+    runs::Runs,
+    weights::Weights,
 };
 
 /// Hugely negative and finite, so that a row without any key gives no NaN.
@@ -49,12 +52,12 @@ pub struct FullOutput {
     pub hidden: Vec<Tensor<3>>,
 }
 
-/// Cosines and sines for the rows of a pass, each `[rows, 1, head_dim / 2]`.
+/// Cosines and sines for the rows of a pass, each `[rows, 1, half]` of the rotated part.
 pub(crate) type Rotations = (Tensor<3>, Tensor<3>);
 
 impl Decoder {
     pub(crate) fn new(config: ModelConfig, weights: Weights, device: Device, dtype: DType) -> Self {
-        let rope = RopeTable::new(&config.rope, config.head_dim);
+        let rope = RopeTable::new(&config.rope, config.rotary());
         Self { config, weights, device, dtype, rope }
     }
 
@@ -116,29 +119,17 @@ impl Decoder {
         let len = ids.len() / batch;
         self.check_ids(ids)?;
         self.check_len(len)?;
-        let rope = self.rotations(&positions(batch, len, mask));
-        let bias = self.causal_bias(batch, len, mask);
         let c = &self.config;
-        let group = c.heads / c.kv_heads;
+        let rope = self.rotations(&positions(batch, len, mask));
         let shaped = |x: &Tensor<2>| x.clone().reshape([batch, len, c.hidden]);
+        let mut whole = Whole::new(self, batch, len, mask);
         let mut states = Vec::new();
         let mut x = self.embed(ids);
         for index in 0..c.layers {
             if hidden {
                 states.push(shaped(&x));
             }
-            x = self.layer(index, adapter, x, &rope, |q, k, v| {
-                let q = q
-                    .reshape([batch, len, c.kv_heads, group * c.head_dim])
-                    .swap_dims(1, 2)
-                    .reshape([batch, c.kv_heads, len * group, c.head_dim]);
-                let kv =
-                    |x: Tensor<3>| x.reshape([batch, len, c.kv_heads, c.head_dim]).swap_dims(1, 2);
-                attend(q, kv(k), kv(v), Some(bias.clone()))
-                    .reshape([batch, c.kv_heads, len, group * c.head_dim])
-                    .swap_dims(1, 2)
-                    .reshape([batch * len, c.heads * c.head_dim])
-            });
+            x = self.layer(index, adapter, x, &rope, &mut whole);
         }
         let x = self.final_norm(x);
         if hidden {
@@ -159,14 +150,14 @@ impl Decoder {
         Tensor::from_data(TensorData::new(values, [len]), (&self.device, DType::I32))
     }
 
-    /// Cosines and sines, `[positions, head_dim / 2]` each.
+    /// Cosines and sines, `[positions, half]` each.
     pub(crate) fn rope_at(&self, positions: &[u32]) -> (Vec<f32>, Vec<f32>) {
         self.rope.at(positions)
     }
 
     pub(crate) fn rotations(&self, positions: &[u32]) -> Rotations {
         let (cos, sin) = self.rope.at(positions);
-        let shape = [positions.len(), 1, self.config.head_dim / 2];
+        let shape = [positions.len(), 1, self.config.rotary() / 2];
         let tensor = |values: Vec<f32>| {
             let data = TensorData::new(values, shape);
             from_f32(Tensor::from_data(data, &self.device), self.dtype)
@@ -175,48 +166,7 @@ impl Decoder {
     }
 
     pub(crate) fn final_norm(&self, x: Tensor<2>) -> Tensor<2> {
-        rms_norm(x, self.weights.model.norm.weight.val(), self.config.norm_eps)
-    }
-
-    /// One layer over `x` `[rows, hidden]`. `attention` gets rotated queries `[rows, heads, dim]`
-    /// and keys, values `[rows, kv_heads, dim]`, and returns `[rows, heads * dim]`.
-    pub(crate) fn layer(
-        &self,
-        index: usize,
-        adapter: Option<&Adapter>,
-        x: Tensor<2>,
-        rope: &Rotations,
-        attention: impl FnOnce(Tensor<3>, Tensor<3>, Tensor<3>) -> Tensor<2>,
-    ) -> Tensor<2> {
-        let c = &self.config;
-        let layer = &self.weights.model.layers[index];
-        let eps = c.norm_eps;
-        let rows = x.dims()[0];
-        let project = |slot: usize, x: Tensor<2>| {
-            linear(
-                x,
-                layer.linear(slot),
-                adapter.and_then(|a| a.lora(index * LINEARS.len() + slot)),
-            )
-        };
-        let h = rms_norm(x.clone(), layer.input_layernorm.weight.val(), eps);
-        let mut q = project(0, h.clone()).reshape([rows, c.heads, c.head_dim]);
-        let mut k = project(1, h.clone()).reshape([rows, c.kv_heads, c.head_dim]);
-        let v = project(2, h).reshape([rows, c.kv_heads, c.head_dim]);
-        if let Some(norm) = &layer.self_attn.q_norm {
-            q = rms_norm(q, norm.weight.val(), eps);
-        }
-        if let Some(norm) = &layer.self_attn.k_norm {
-            k = rms_norm(k, norm.weight.val(), eps);
-        }
-        let q = rotate(q, rope.0.clone(), rope.1.clone());
-        let k = rotate(k, rope.0.clone(), rope.1.clone());
-        let x = x.add(project(3, attention(q, k, v)));
-        let h = rms_norm(x.clone(), layer.post_attention_layernorm.weight.val(), eps);
-        let gate = project(4, h.clone());
-        let active = from_f32(activation::silu(to_f32(gate)), self.dtype);
-        let gated = active.mul(project(5, h));
-        x.add(project(6, gated))
+        rms_norm(x, &self.weights.model.norm, self.config.norm_eps)
     }
 
     /// `[batch, 1, len * group, len]`, query heads of one group in consecutive rows.
@@ -236,6 +186,53 @@ impl Decoder {
         }
         let data = TensorData::new(bias, [rows, 1, len * group, len]);
         Tensor::from_data(data, &self.device)
+    }
+}
+
+/// The sequences of a full pass.
+struct Whole<'a> {
+    decoder: &'a Decoder,
+    batch: usize,
+    len: usize,
+    bias: Tensor<4>,
+    runs: Runs,
+    mask: Option<Tensor<2>>,
+}
+
+impl<'a> Whole<'a> {
+    fn new(decoder: &'a Decoder, batch: usize, len: usize, mask: Option<&[bool]>) -> Self {
+        let bias = decoder.causal_bias(batch, len, mask);
+        let runs = Runs::new(decoder, 0, &vec![len; batch]);
+        let mask = mask.map(|mask| {
+            let values = mask.iter().map(|&seen| if seen { 1.0f32 } else { 0.0 }).collect();
+            let data = TensorData::new::<f32, _>(values, [batch * len, 1]);
+            from_f32(Tensor::from_data(data, &decoder.device), decoder.dtype)
+        });
+        Self { decoder, batch, len, bias, runs, mask }
+    }
+}
+
+impl Sequences for Whole<'_> {
+    fn attend(&mut self, _layer: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<2> {
+        let c = &self.decoder.config;
+        let (batch, len, group) = (self.batch, self.len, c.heads / c.kv_heads);
+        let q = q
+            .reshape([batch, len, c.kv_heads, group * c.head_dim])
+            .swap_dims(1, 2)
+            .reshape([batch, c.kv_heads, len * group, c.head_dim]);
+        let kv = |x: Tensor<3>| x.reshape([batch, len, c.kv_heads, c.head_dim]).swap_dims(1, 2);
+        attend(q, kv(k), kv(v), Some(self.bias.clone()))
+            .reshape([batch, c.kv_heads, len, group * c.head_dim])
+            .swap_dims(1, 2)
+            .reshape([batch * len, c.heads * c.head_dim])
+    }
+
+    fn recur(&mut self, _layer: usize, rule: &DeltaRule<'_>, rows: DeltaRows) -> Tensor<2> {
+        self.runs.join(rule.run(self.runs.split(&rows), DeltaState::default()).0)
+    }
+
+    fn mask(&self) -> Option<Tensor<2>> {
+        self.mask.clone()
     }
 }
 

@@ -3,7 +3,12 @@
 use std::path::PathBuf;
 
 /// The architectures that this crate runs.
-pub const ARCHITECTURES: &[&str] = &["Qwen3ForCausalLM", "LlamaForCausalLM"];
+pub const ARCHITECTURES: &[&str] = &[
+    "Qwen3ForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+];
 
 /// An error of the model's files or of what it is fed.
 #[derive(Debug, thiserror::Error)]

@@ -1,23 +1,39 @@
 //! The key-value cache of many sequences of unequal lengths, and one step over any of them: prefill,
 //! appended ids and single-id decode mix freely in a step, without padding. Rows of all feeds are
-//! packed for the linears; only the attention looks at each sequence's own past.
+//! packed for the linears; only the attention looks at each sequence's own past. Recurrent layers
+//! keep one state a sequence instead of keys and values.
+
+use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, TensorData};
 
 use super::{
     adapter::Adapter,
     decoder::{Decoder, MASKED},
+    delta::{DeltaRows, DeltaRule, DeltaState},
     error::ModelError,
+    layer::Sequences,
     ops::{attend, to_f32},
     rows::{KvId, RowTable},
+    runs::Runs,
 };
 
 /// Keys and values of many sequences over one decoder, on its device.
 #[derive(Debug)]
 pub struct KvCache {
     table: RowTable,
-    /// Per layer keys and values, `[rows, kv_heads * head_dim]` each.
-    layers: Vec<(Tensor<2>, Tensor<2>)>,
+    layers: Vec<LayerCache>,
+}
+
+/// What one layer keeps: keys and values, or states.
+#[derive(Debug)]
+struct LayerCache {
+    recurrent: bool,
+    /// `[rows, kv_heads * head_dim]`, one row only where the layer is recurrent.
+    keys: Tensor<2>,
+    values: Tensor<2>,
+    /// Of each sequence that was fed, where the layer is recurrent.
+    states: BTreeMap<KvId, DeltaState>,
 }
 
 /// Ids to append to one sequence in a step.
@@ -59,8 +75,13 @@ impl KvCache {
             let width = c.kv_heads * c.head_dim;
             Tensor::zeros([1, width], (decoder.device(), decoder.dtype()))
         };
-        let layers = (0..c.layers).map(|_| (empty(), empty())).collect();
-        Self { table: RowTable::new(capacity), layers }
+        let layer = |i: usize| LayerCache {
+            recurrent: c.delta(i).is_some(),
+            keys: empty(),
+            values: empty(),
+            states: BTreeMap::new(),
+        };
+        Self { table: RowTable::new(capacity), layers: (0..c.layers).map(layer).collect() }
     }
 
     /// A new, empty sequence.
@@ -74,7 +95,19 @@ impl KvCache {
     /// The sequence is not open.
     pub fn fork(&mut self, sequence: KvId) -> Result<KvId, ModelError> {
         let rows = self.table.rows(sequence)?.clone();
-        Ok(self.table.open(rows))
+        let fork = self.table.open(rows);
+        for LayerCache { states, .. } in &mut self.layers {
+            if let Some(state) = states.get(&sequence).cloned() {
+                states.insert(fork, state);
+            }
+        }
+        Ok(fork)
+    }
+
+    /// Whether a sequence can forget its last ids only by forgetting all: a recurrent state cannot
+    /// be taken back.
+    pub fn recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.recurrent)
     }
 
     /// How many ids the sequence holds.
@@ -88,16 +121,36 @@ impl KvCache {
     /// Forgets all but the first `len` ids of a sequence.
     ///
     /// # Errors
-    /// The sequence is not open.
+    /// The sequence is not open, or a part of a recurrent one ([`KvCache::recurrent`]) would stay.
     pub fn truncate(&mut self, sequence: KvId, len: usize) -> Result<(), ModelError> {
-        self.table.rows(sequence)?;
+        let held = self.table.rows(sequence)?.len();
+        if len >= held {
+            return Ok(());
+        }
+        if self.recurrent() {
+            if len > 0 {
+                let reason = format!(
+                    "a recurrent state over {held} ids cannot be cut back to {len}; forget all of \
+                     the sequence, or fork it before it goes on"
+                );
+                return Err(ModelError::Input(reason));
+            }
+            self.forget_states(sequence);
+        }
         self.table.truncate(sequence, len);
         Ok(())
     }
 
     /// Forgets a sequence. Nothing happens where it is not open.
     pub fn close(&mut self, sequence: KvId) {
+        self.forget_states(sequence);
         self.table.close(sequence);
+    }
+
+    fn forget_states(&mut self, sequence: KvId) {
+        for layer in &mut self.layers {
+            layer.states.remove(&sequence);
+        }
     }
 
     /// Positions in use.
@@ -112,8 +165,8 @@ impl KvCache {
 
     /// Makes every layer at least `height` rows high.
     fn reserve(&mut self, height: usize) {
-        for (k, v) in &mut self.layers {
-            for store in [k, v] {
+        for LayerCache { keys, values, .. } in self.layers.iter_mut().filter(|l| !l.recurrent) {
+            for store in [keys, values] {
                 let [rows, width] = store.dims();
                 if rows < height {
                     let more = (height - rows).max(rows).max(256);
@@ -128,6 +181,7 @@ impl KvCache {
 
 /// Where the rows of one feed lie in the step.
 struct Placed {
+    sequence: KvId,
     /// First row in the packed step.
     start: usize,
     /// New ids.
@@ -158,13 +212,9 @@ impl Decoder {
             placed.iter().flat_map(|p| p.rows[past(p)..].iter().copied()).collect();
         let rope = self.rotations(&positions);
         let mut x = self.embed(&ids);
+        let mut step = Step { decoder: self, cache, placed: &placed, targets: &targets };
         for index in 0..self.config().layers {
-            let (keys, values) = &mut cache.layers[index];
-            x = self.layer(index, adapter, x, &rope, |q, k, v| {
-                write_rows(keys, k, &targets);
-                write_rows(values, v, &targets);
-                self.cached_attention(q, keys, values, &placed)
-            });
+            x = self.layer(index, adapter, x, &rope, &mut step);
         }
         let wanted: Vec<u32> = feeds
             .iter()
@@ -208,36 +258,11 @@ impl Decoder {
             let count = feed.ids.len();
             cache.table.extend(feed.sequence, count);
             let rows = cache.table.rows(feed.sequence)?.clone();
-            placed.push(Placed { start, count, rows });
+            placed.push(Placed { sequence: feed.sequence, start, count, rows });
             start += count;
         }
         cache.reserve(cache.table.height());
         Ok(placed)
-    }
-
-    /// Attention of each feed's new rows over its own past and itself. Feeds of one id go in one
-    /// padded batch, longer ones one by one.
-    fn cached_attention(
-        &self,
-        q: Tensor<3>,
-        keys: &Tensor<2>,
-        values: &Tensor<2>,
-        placed: &[Placed],
-    ) -> Tensor<2> {
-        let c = self.config();
-        let width = c.heads * c.head_dim;
-        let mut parts: Vec<Tensor<2>> = Vec::new();
-        let mut at = 0;
-        while at < placed.len() {
-            let single = placed[at..].iter().take_while(|p| p.count == 1).count();
-            let feeds = &placed[at..at + single.max(1)];
-            let rows: usize = feeds.iter().map(|p| p.count).sum();
-            let start = feeds[0].start;
-            let q = q.clone().slice([start..start + rows, 0..c.heads, 0..c.head_dim]);
-            parts.push(self.attend_over(q, keys, values, feeds).reshape([rows, width]));
-            at += feeds.len();
-        }
-        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
     }
 
     /// Feeds of equal counts as one batch, padded at the right to the longest sequence.
@@ -280,6 +305,64 @@ impl Decoder {
             .reshape([batch, c.kv_heads, count, group * c.head_dim])
             .swap_dims(1, 2)
     }
+}
+
+/// The feeds of a step and their pasts.
+struct Step<'a> {
+    decoder: &'a Decoder,
+    cache: &'a mut KvCache,
+    placed: &'a [Placed],
+    /// Row of the store of each packed row.
+    targets: &'a [u32],
+}
+
+impl<'a> Step<'a> {
+    /// The feeds in groups that are computed together: neighbours of one id, longer ones one by one.
+    fn groups(&self) -> impl Iterator<Item = &'a [Placed]> + use<'a> {
+        let single = |p: &Placed| p.count == 1;
+        self.placed.chunk_by(move |a, b| single(a) && single(b))
+    }
+}
+
+impl Sequences for Step<'_> {
+    fn attend(&mut self, layer: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<2> {
+        let c = self.decoder.config();
+        let groups = self.groups();
+        let LayerCache { keys, values, .. } = &mut self.cache.layers[layer];
+        write_rows(keys, k, self.targets);
+        write_rows(values, v, self.targets);
+        let width = c.heads * c.head_dim;
+        let part = |feeds: &[Placed]| {
+            let rows: usize = feeds.iter().map(|p| p.count).sum();
+            let start = feeds[0].start;
+            let q = q.clone().slice([start..start + rows, 0..c.heads, 0..c.head_dim]);
+            self.decoder.attend_over(q, keys, values, feeds).reshape([rows, width])
+        };
+        joined(groups.map(part).collect())
+    }
+
+    fn recur(&mut self, layer: usize, rule: &DeltaRule<'_>, rows: DeltaRows) -> Tensor<2> {
+        let decoder = self.decoder;
+        let groups = self.groups();
+        let states = &mut self.cache.layers[layer].states;
+        let part = |feeds: &[Placed]| {
+            let lens: Vec<usize> = feeds.iter().map(|p| p.count).collect();
+            let runs = Runs::new(decoder, feeds[0].start, &lens);
+            let past: Vec<Option<DeltaState>> =
+                feeds.iter().map(|p| states.remove(&p.sequence)).collect();
+            let past = rule.stack(past, decoder.device(), decoder.dtype());
+            let (out, after) = rule.run(runs.split(&rows), past);
+            for (feed, state) in feeds.iter().zip(after.unstack(feeds.len())) {
+                states.insert(feed.sequence, state);
+            }
+            runs.join(out)
+        };
+        joined(groups.map(part).collect())
+    }
+}
+
+fn joined(mut parts: Vec<Tensor<2>>) -> Tensor<2> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
 }
 
 /// Writes `[rows, heads, dim]` to the rows `targets` of a store, run by run.

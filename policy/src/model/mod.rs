@@ -1,4 +1,4 @@
-//! Qwen3 and Llama-type decoders: Hugging Face checkpoints and PEFT adapters in, logits out.
+//! Qwen3, Qwen3.5 and Llama-type decoders: Hugging Face checkpoints and PEFT adapters in, logits out.
 //! One loaded [`Decoder`] serves any number of [`Adapter`]s, given to each pass.
 
 mod adapter;
@@ -7,16 +7,20 @@ mod bytes;
 mod checkpoint;
 mod config;
 mod decoder;
+mod delta;
 mod digest;
 mod error;
 mod fresh;
 mod header;
+mod hybrid;
 mod kv;
+mod layer;
 mod ops;
 mod peft;
 mod random;
 mod rope;
 mod rows;
+mod runs;
 mod target;
 mod tracked;
 pub mod weights;
@@ -27,8 +31,10 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::{Decoder, FullInput, FullOutput};
 pub use digest::{CheckpointDigests, chat_template, checkpoint_digests};
 pub use error::{ARCHITECTURES, ModelError};
+pub use hybrid::Hybrid;
 pub use kv::{Feed, KvCache, Logits};
 pub(crate) use rope::RopeTable;
+pub(crate) use runs::Runs;
 pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;
 pub use target::TargetModules;
@@ -36,5 +42,7 @@ pub use target::TargetModules;
 pub(crate) use adapter_bytes::lora_key;
 pub(crate) use bytes::safetensors_bytes;
 pub(crate) use decoder::{MASKED, Rotations};
+pub(crate) use delta::{DeltaRows, DeltaRule, DeltaState};
+pub(crate) use layer::Sequences;
 pub(crate) use ops::{attend, from_f32, to_f32};
 pub(crate) use weights::LINEARS;

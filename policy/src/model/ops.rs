@@ -3,15 +3,28 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::{adapter::Lora, weights::Linear};
+use super::{
+    adapter::Lora,
+    weights::{Linear, Norm},
+};
 
-/// RMS norm over the last dimension; `weight` is `[width]`.
-pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, weight: Tensor<1>, eps: f64) -> Tensor<D> {
+/// RMS norm over the last dimension.
+pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, norm: &Norm, eps: f64) -> Tensor<D> {
     let dtype = x.dtype();
     let x = to_f32(x);
     let mean = x.clone().square().mean_dim(D - 1);
     let x = x.mul(mean.add_scalar(eps).sqrt().recip());
-    from_f32(x, dtype).mul(weight.unsqueeze())
+    let weight = norm.weight.val();
+    if norm.zero_centred {
+        from_f32(x.mul(to_f32(weight).add_scalar(1.0).unsqueeze()), dtype)
+    } else {
+        from_f32(x, dtype).mul(weight.unsqueeze())
+    }
+}
+
+/// `ln(1 + eˣ)` without overflow.
+pub(crate) fn softplus<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    activation::relu(x.clone()).add(x.abs().neg().exp().log1p())
 }
 
 /// `x Wᵀ + b`, plus the adapter's low-rank part; `x` is `[rows, in]`.
@@ -35,16 +48,20 @@ fn low_rank(x: Tensor<2>, lora: &Lora, scale: f32) -> Tensor<2> {
     inner.matmul(lora.lora_b.val().transpose())
 }
 
-/// Rotates pairs `(i, i + head_dim / 2)`; `x` is `[rows, heads, head_dim]`, `cos` and `sin` are
-/// `[rows, 1, head_dim / 2]`.
+/// Rotates pairs `(i, i + half)` of the leading `2 * half` elements of each head; `x` is
+/// `[rows, heads, head_dim]`, `cos` and `sin` are `[rows, 1, half]`.
 pub(crate) fn rotate(x: Tensor<3>, cos: Tensor<3>, sin: Tensor<3>) -> Tensor<3> {
     let [rows, heads, dim] = x.dims();
-    let half = dim / 2;
-    let low = x.clone().slice([0..rows, 0..heads, 0..half]);
-    let high = x.slice([0..rows, 0..heads, half..dim]);
+    let half = cos.dims()[2];
+    let part = |from: usize, to: usize| x.clone().slice([0..rows, 0..heads, from..to]);
+    let (low, high) = (part(0, half), part(half, 2 * half));
     let rotated_low = low.clone().mul(cos.clone()).sub(high.clone().mul(sin.clone()));
     let rotated_high = high.mul(cos).add(low.mul(sin));
-    Tensor::cat(vec![rotated_low, rotated_high], 2)
+    let mut parts = vec![rotated_low, rotated_high];
+    if 2 * half < dim {
+        parts.push(part(2 * half, dim));
+    }
+    Tensor::cat(parts, 2)
 }
 
 /// Softmax attention of `q` `[batch, heads, rows, dim]` over `k` and `v` `[batch, heads, keys, dim]`

@@ -57,7 +57,12 @@ pub enum RopeScaling {
 
 impl RopeConfig {
     /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
-    pub(crate) fn read(fields: &Fields<'_>, max_positions: usize) -> Result<Self, ModelError> {
+    /// A `partial` rotation is another reader's concern; elsewhere it is refused.
+    pub(crate) fn read(
+        fields: &Fields<'_>,
+        max_positions: usize,
+        partial: bool,
+    ) -> Result<Self, ModelError> {
         let outer = fields.positive("rope_theta")?;
         let name =
             ["rope_parameters", "rope_scaling"].into_iter().find(|name| fields.get(name).is_some());
@@ -67,11 +72,12 @@ impl RopeConfig {
         let Some(map) = fields.get(name).and_then(Value::as_object) else {
             return Err(fields.error(name, "not an object"));
         };
-        let prefix = format!("{name}.");
+        let prefix = format!("{}{name}.", fields.prefix);
         let rope = Fields { path: fields.path, prefix: &prefix, map };
         let theta = rope.positive("rope_theta")?.or(outer).unwrap_or(10_000.0);
-        if let Some(partial) = rope.get("partial_rotary_factor")
-            && partial.as_f64() != Some(1.0)
+        if let Some(factor) = rope.get("partial_rotary_factor")
+            && factor.as_f64() != Some(1.0)
+            && !partial
         {
             return Err(rope.error("partial_rotary_factor", "only 1 is supported"));
         }

@@ -8,8 +8,9 @@ use burn::{
 use super::{
     adapter::{Adapter, Lora},
     adapter_bytes::lora_key,
+    config::ModelConfig,
     decoder::Decoder,
-    weights::LinearInfo,
+    weights::{LinearInfo, file_name},
 };
 use crate::score::Gradients;
 
@@ -24,54 +25,46 @@ impl ModuleMapper for Track {
     }
 }
 
-/// The dotted path of the parameter at hand: the name in the checkpoint.
-#[derive(Default)]
-struct PathName(Vec<String>);
-
-impl PathName {
-    fn name(&self) -> String {
-        self.0.join(".")
-    }
-}
-
 struct Collect<'a> {
-    path: PathName,
+    config: &'a ModelConfig,
+    path: Vec<String>,
     graph: &'a mut Graph,
     into: &'a mut Gradients,
 }
 
 impl ModuleVisitor for Collect<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.0.push(name.into());
+        self.path.push(name.into());
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.0.pop();
+        self.path.pop();
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let Some(gradient) = param.val().grad_remove(self.graph) {
-            self.into.insert(self.path.name(), gradient);
+            self.into.insert(file_name(self.config, &self.path), gradient);
         }
     }
 }
 
 struct Update<'a> {
-    path: PathName,
+    config: &'a ModelConfig,
+    path: Vec<String>,
     f: &'a mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>,
 }
 
 impl ModuleMapper for Update<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
-        self.path.0.push(name.into());
+        self.path.push(name.into());
     }
 
     fn exit_module(&mut self, _name: &str, _container: &str) {
-        self.path.0.pop();
+        self.path.pop();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        replace(&param, &self.path.name(), self.f)
+        replace(&param, &file_name(self.config, &self.path), self.f)
     }
 }
 
@@ -129,12 +122,14 @@ impl Decoder {
     }
 
     pub(crate) fn collect(&self, graph: &mut Graph, into: &mut Gradients) {
-        self.weights.visit(&mut Collect { path: PathName::default(), graph, into });
+        let config = self.config();
+        self.weights.visit(&mut Collect { config, path: Vec::new(), graph, into });
     }
 
     pub(crate) fn update_named(&mut self, f: &mut dyn FnMut(&str, Tensor<1>) -> Tensor<1>) {
-        let weights = self.weights.clone();
-        self.weights = weights.map(&mut Update { path: PathName::default(), f });
+        let config = self.config();
+        let weights = self.weights.clone().map(&mut Update { config, path: Vec::new(), f });
+        self.weights = weights;
     }
 
     /// The head's weight `[vocab, hidden]`.
@@ -143,7 +138,10 @@ impl Decoder {
     }
 
     /// The head's name in the checkpoint: the embedding's where they are tied.
-    pub(crate) fn head_name(&self) -> &'static str {
-        if self.config().tied { "model.embed_tokens.weight" } else { "lm_head.weight" }
+    pub(crate) fn head_name(&self) -> String {
+        match self.config().tied {
+            true => format!("{}.embed_tokens.weight", self.config().prefix()),
+            false => "lm_head.weight".into(),
+        }
     }
 }

@@ -1,12 +1,15 @@
 //! The decoder's weights as Burn modules. Fields carry Hugging Face's names, so that a parameter's
-//! path in the module is the tensor's name in the file.
+//! path in the module is the tensor's name in the file, but for what [`file_name`] renames.
 
 use burn::{
     module::{Module, Param, ParamId},
     tensor::Tensor,
 };
 
-use super::config::ModelConfig;
+use super::{
+    config::{Architecture, ModelConfig},
+    hybrid::Hybrid,
+};
 
 /// An embedding or a head: `[vocab, hidden]`.
 #[derive(Module, Debug)]
@@ -20,6 +23,9 @@ pub struct Table {
 pub struct Norm {
     /// `[width]`.
     pub weight: Param<Tensor<1>>,
+    /// Whether the scale is `1 + weight` and multiplied in f32, as in Qwen3.5.
+    #[module(skip)]
+    pub zero_centred: bool,
 }
 
 /// `y = x Wᵀ + b`.
@@ -34,7 +40,7 @@ pub struct Linear {
 /// Grouped-query attention.
 #[derive(Module, Debug)]
 pub struct Attention {
-    /// `[heads * head_dim, hidden]`.
+    /// `[heads * head_dim, hidden]`; in Qwen3.5 twice as high, each head's gate after its queries.
     pub q_proj: Linear,
     /// `[kv_heads * head_dim, hidden]`.
     pub k_proj: Linear,
@@ -42,10 +48,55 @@ pub struct Attention {
     pub v_proj: Linear,
     /// `[hidden, heads * head_dim]`.
     pub o_proj: Linear,
-    /// `[head_dim]`, Qwen3 only.
+    /// `[head_dim]`, not in Llama.
     pub q_norm: Option<Norm>,
-    /// `[head_dim]`, Qwen3 only.
+    /// `[head_dim]`, not in Llama.
     pub k_norm: Option<Norm>,
+    /// Whether `q_proj` gives a gate of the output too.
+    #[module(skip)]
+    pub gated: bool,
+}
+
+/// A depthwise causal convolution.
+#[derive(Module, Debug)]
+pub struct Convolution {
+    /// `[channels, 1, taps]`, the last tap on the newest row.
+    pub weight: Param<Tensor<3>>,
+}
+
+/// Gated DeltaNet (<https://arxiv.org/abs/2412.06464>).
+#[derive(Module, Debug)]
+pub struct DeltaNet {
+    /// `[2 * keys + values, hidden]`: queries, keys, values.
+    pub in_proj_qkv: Linear,
+    /// `[values, hidden]`: the gate of the output.
+    pub in_proj_z: Linear,
+    /// `[value_heads, hidden]`: how much is written.
+    pub in_proj_b: Linear,
+    /// `[value_heads, hidden]`: how fast is forgotten.
+    pub in_proj_a: Linear,
+    /// `[hidden, values]`.
+    pub out_proj: Linear,
+    /// Over queries, keys and values.
+    pub conv1d: Convolution,
+    /// `[value_heads]`, added to `in_proj_a`'s output.
+    pub dt_bias: Param<Tensor<1>>,
+    /// `[value_heads]`, the logarithm of the decay's factor.
+    pub a_log: Param<Tensor<1>>,
+    /// `[value_dim]`, of the output.
+    pub norm: Norm,
+    /// Its heads.
+    #[module(skip)]
+    pub shape: Hybrid,
+}
+
+/// What lets a layer's rows see each other.
+#[derive(Module, Debug)]
+pub enum Mixer {
+    /// `self_attn.*`
+    SelfAttn(Attention),
+    /// `linear_attn.*`
+    LinearAttn(DeltaNet),
 }
 
 /// The gated feed-forward layer: `down(silu(gate x) ⊙ up x)`.
@@ -65,7 +116,7 @@ pub struct Layer {
     /// Before the attention.
     pub input_layernorm: Norm,
     /// The attention.
-    pub self_attn: Attention,
+    pub mixer: Mixer,
     /// Before the feed-forward layer.
     pub post_attention_layernorm: Norm,
     /// The feed-forward layer.
@@ -92,7 +143,7 @@ pub struct Weights {
     pub lm_head: Option<Table>,
 }
 
-/// The linears of a layer, in the order of their slots.
+/// The linears of a layer with attention, in the order of their slots.
 pub const LINEARS: [&str; 7] = [
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -102,6 +153,31 @@ pub const LINEARS: [&str; 7] = [
     "mlp.up_proj",
     "mlp.down_proj",
 ];
+
+/// The linears of a layer with gated DeltaNet, in the order of their slots.
+pub(crate) const DELTA_LINEARS: [&str; 8] = [
+    "linear_attn.in_proj_qkv",
+    "linear_attn.in_proj_z",
+    "linear_attn.in_proj_b",
+    "linear_attn.in_proj_a",
+    "linear_attn.out_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+];
+
+/// The file's name of the parameter at `path`, the modules' field names.
+pub(crate) fn file_name(config: &ModelConfig, path: &[String]) -> String {
+    let name = path
+        .join(".")
+        .replace("mixer.SelfAttn", "self_attn")
+        .replace("mixer.LinearAttn", "linear_attn")
+        .replace(".a_log", ".A_log");
+    match name.strip_prefix("model.") {
+        Some(rest) => format!("{}.{rest}", config.prefix()),
+        None => name,
+    }
+}
 
 /// A linear that an adapter can target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,34 +191,78 @@ pub struct LinearInfo {
 }
 
 impl Layer {
-    /// Linear number `index` of [`LINEARS`].
+    /// Linear number `index` of [`LINEARS`] or [`DELTA_LINEARS`].
     pub(crate) fn linear(&self, index: usize) -> &Linear {
-        match index {
-            0 => &self.self_attn.q_proj,
-            1 => &self.self_attn.k_proj,
-            2 => &self.self_attn.v_proj,
-            3 => &self.self_attn.o_proj,
-            4 => &self.mlp.gate_proj,
-            5 => &self.mlp.up_proj,
+        match (&self.mixer, index) {
+            (Mixer::SelfAttn(it), 0) => &it.q_proj,
+            (Mixer::SelfAttn(it), 1) => &it.k_proj,
+            (Mixer::SelfAttn(it), 2) => &it.v_proj,
+            (Mixer::SelfAttn(it), 3) => &it.o_proj,
+            (Mixer::LinearAttn(it), 0) => &it.in_proj_qkv,
+            (Mixer::LinearAttn(it), 1) => &it.in_proj_z,
+            (Mixer::LinearAttn(it), 2) => &it.in_proj_b,
+            (Mixer::LinearAttn(it), 3) => &it.in_proj_a,
+            (Mixer::LinearAttn(it), 4) => &it.out_proj,
+            (Mixer::SelfAttn(_), 4) | (Mixer::LinearAttn(_), 5) => &self.mlp.gate_proj,
+            (Mixer::SelfAttn(_), 5) | (Mixer::LinearAttn(_), 6) => &self.mlp.up_proj,
             _ => &self.mlp.down_proj,
         }
     }
 }
 
 impl ModelConfig {
+    /// What the names of the decoder's modules start with.
+    pub(crate) fn prefix(&self) -> &'static str {
+        match self.hybrid() {
+            Some(hybrid) if hybrid.vision_language => "model.language_model",
+            _ => "model",
+        }
+    }
+
+    /// The shape of a layer's DeltaNet, where it has one.
+    pub(crate) fn delta(&self, layer: usize) -> Option<&Hybrid> {
+        self.hybrid().filter(|hybrid| hybrid.full.get(layer) == Some(&false))
+    }
+
     /// `[outputs, inputs]` of each of [`LINEARS`].
     pub(crate) fn linear_shapes(&self) -> [[usize; 2]; 7] {
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         let (h, f) = (self.hidden, self.ffn);
-        [[q, h], [kv, h], [kv, h], [h, q], [f, h], [f, h], [h, f]]
+        let queries = if self.hybrid().is_some() { 2 * q } else { q };
+        [[queries, h], [kv, h], [kv, h], [h, q], [f, h], [f, h], [h, f]]
     }
 
-    /// Every linear but the head, in the order of its slots: layer by layer, as in [`LINEARS`].
+    /// Name and `[outputs, inputs]` of a layer's linears, in the order of their slots.
+    pub(crate) fn layer_linears(&self, layer: usize) -> Vec<(&'static str, [usize; 2])> {
+        let Some(delta) = self.delta(layer) else {
+            return LINEARS.into_iter().zip(self.linear_shapes()).collect();
+        };
+        let (h, f, heads, values) = (self.hidden, self.ffn, delta.value_heads, delta.values());
+        let own = [[delta.channels(), h], [values, h], [heads, h], [heads, h], [h, values]];
+        let shapes = own.into_iter().chain([[f, h], [f, h], [h, f]]);
+        DELTA_LINEARS.into_iter().zip(shapes).collect()
+    }
+
+    /// The slot of a layer's first linear.
+    pub(crate) fn first_slot(&self, layer: usize) -> usize {
+        let deltas = (0..layer).filter(|&i| self.delta(i).is_some()).count();
+        layer * LINEARS.len() + deltas * (DELTA_LINEARS.len() - LINEARS.len())
+    }
+
+    /// Whether a layer's linear has a bias, by its name.
+    pub(crate) fn biased(&self, name: &str) -> bool {
+        match name.split_once('.') {
+            Some(("self_attn", _)) => self.attention_bias,
+            Some(("mlp", _)) => self.mlp_bias,
+            _ => false,
+        }
+    }
+
+    /// Every linear but the head, in the order of its slots: layer by layer.
     pub fn linears(&self) -> Vec<LinearInfo> {
-        let shapes = self.linear_shapes();
         let layer = |i: usize| {
-            LINEARS.iter().zip(shapes).map(move |(name, [outputs, inputs])| LinearInfo {
-                path: format!("model.layers.{i}.{name}"),
+            self.layer_linears(i).into_iter().map(move |(name, [outputs, inputs])| LinearInfo {
+                path: format!("{}.layers.{i}.{name}", self.prefix()),
                 inputs,
                 outputs,
             })
@@ -151,30 +271,32 @@ impl ModelConfig {
     }
 }
 
-/// Makes [`Weights`] by asking for each tensor by name and shape.
+/// Makes [`Weights`] by asking for each tensor by its name in the file and its shape.
 pub(crate) trait Source {
     type Error;
-    fn vector(&mut self, name: &str, len: usize) -> Result<Tensor<1>, Self::Error>;
-    fn matrix(&mut self, name: &str, shape: [usize; 2]) -> Result<Tensor<2>, Self::Error>;
+    fn tensor<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+    ) -> Result<Tensor<D>, Self::Error>;
 }
 
 impl Weights {
     pub(crate) fn build<S: Source>(config: &ModelConfig, source: &mut S) -> Result<Self, S::Error> {
+        let prefix = config.prefix();
         let embed = [config.vocab, config.hidden];
-        let table = |source: &mut S, name: &str| -> Result<Table, S::Error> {
-            Ok(Table { weight: frozen(source.matrix(name, embed)?) })
-        };
+        let mut build = Build { config, source };
         Ok(Self {
             model: Body {
-                embed_tokens: table(source, "model.embed_tokens.weight")?,
-                layers: (0..config.layers)
-                    .map(|i| layer(config, source, i))
-                    .collect::<Result<_, _>>()?,
-                norm: norm(source, "model.norm", config.hidden)?,
+                embed_tokens: Table {
+                    weight: build.param(&format!("{prefix}.embed_tokens.weight"), embed)?,
+                },
+                layers: (0..config.layers).map(|i| build.layer(i)).collect::<Result<_, _>>()?,
+                norm: build.norm(&format!("{prefix}.norm"), config.hidden)?,
             },
             lm_head: match config.tied {
                 true => None,
-                false => Some(table(source, "lm_head.weight")?),
+                false => Some(Table { weight: build.param("lm_head.weight", embed)? }),
             },
         })
     }
@@ -185,52 +307,104 @@ impl Weights {
     }
 }
 
-fn frozen<const D: usize>(tensor: Tensor<D>) -> Param<Tensor<D>> {
-    Param::initialized(ParamId::new(), tensor.set_require_grad(false))
+struct Build<'a, S> {
+    config: &'a ModelConfig,
+    source: &'a mut S,
 }
 
-fn norm<S: Source>(source: &mut S, name: &str, len: usize) -> Result<Norm, S::Error> {
-    Ok(Norm { weight: frozen(source.vector(&format!("{name}.weight"), len)?) })
-}
+impl<S: Source> Build<'_, S> {
+    /// A frozen parameter.
+    fn param<const D: usize>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+    ) -> Result<Param<Tensor<D>>, S::Error> {
+        let tensor = self.source.tensor(name, shape)?;
+        Ok(Param::initialized(ParamId::new(), tensor.set_require_grad(false)))
+    }
 
-fn layer<S: Source>(c: &ModelConfig, source: &mut S, index: usize) -> Result<Layer, S::Error> {
-    let prefix = format!("model.layers.{index}");
-    let shapes = c.linear_shapes();
-    let linear = |source: &mut S, i: usize| -> Result<Linear, S::Error> {
-        let name = format!("{prefix}.{}", LINEARS[i]);
-        let biased = if i < 4 { c.attention_bias } else { c.mlp_bias };
-        let weight = frozen(source.matrix(&format!("{name}.weight"), shapes[i])?);
-        let bias = match biased {
-            true => Some(frozen(source.vector(&format!("{name}.bias"), shapes[i][0])?)),
-            false => None,
-        };
-        Ok(Linear { weight, bias })
-    };
-    let head_norm = |source: &mut S, name: &str| match c.architecture {
-        super::Architecture::Qwen3 => {
-            norm(source, &format!("{prefix}.self_attn.{name}"), c.head_dim).map(Some)
+    fn norm(&mut self, name: &str, len: usize) -> Result<Norm, S::Error> {
+        let zero_centred = self.config.hybrid().is_some();
+        Ok(Norm { weight: self.param(&format!("{name}.weight"), [len])?, zero_centred })
+    }
+
+    fn linear(
+        &mut self,
+        layer: &str,
+        (name, shape): (&str, [usize; 2]),
+    ) -> Result<Linear, S::Error> {
+        let path = format!("{layer}.{name}");
+        Ok(Linear {
+            weight: self.param(&format!("{path}.weight"), shape)?,
+            bias: match self.config.biased(name) {
+                true => Some(self.param(&format!("{path}.bias"), [shape[0]])?),
+                false => None,
+            },
+        })
+    }
+
+    fn head_norm(&mut self, layer: &str, name: &str) -> Result<Option<Norm>, S::Error> {
+        match self.config.architecture {
+            Architecture::Llama => Ok(None),
+            Architecture::Qwen3 | Architecture::Qwen3_5(_) => {
+                self.norm(&format!("{layer}.self_attn.{name}"), self.config.head_dim).map(Some)
+            }
         }
-        super::Architecture::Llama => Ok(None),
-    };
-    Ok(Layer {
-        input_layernorm: norm(source, &format!("{prefix}.input_layernorm"), c.hidden)?,
-        self_attn: Attention {
-            q_proj: linear(source, 0)?,
-            k_proj: linear(source, 1)?,
-            v_proj: linear(source, 2)?,
-            o_proj: linear(source, 3)?,
-            q_norm: head_norm(source, "q_norm")?,
-            k_norm: head_norm(source, "k_norm")?,
-        },
-        post_attention_layernorm: norm(
-            source,
-            &format!("{prefix}.post_attention_layernorm"),
-            c.hidden,
-        )?,
-        mlp: Mlp {
-            gate_proj: linear(source, 4)?,
-            up_proj: linear(source, 5)?,
-            down_proj: linear(source, 6)?,
-        },
-    })
+    }
+
+    fn delta(&mut self, layer: &str, shape: &Hybrid) -> Result<DeltaNet, S::Error> {
+        let path = format!("{layer}.linear_attn");
+        let Hybrid { kernel, value_heads, value_dim, .. } = *shape;
+        let channels = shape.channels();
+        let (hidden, values) = (self.config.hidden, shape.values());
+        let mut linear = |name: &str, outputs: usize, inputs: usize| {
+            self.linear(&path, (name, [outputs, inputs]))
+        };
+        Ok(DeltaNet {
+            in_proj_qkv: linear("in_proj_qkv", channels, hidden)?,
+            in_proj_z: linear("in_proj_z", values, hidden)?,
+            in_proj_b: linear("in_proj_b", value_heads, hidden)?,
+            in_proj_a: linear("in_proj_a", value_heads, hidden)?,
+            out_proj: linear("out_proj", hidden, values)?,
+            conv1d: Convolution {
+                weight: self.param(&format!("{path}.conv1d.weight"), [channels, 1, kernel])?,
+            },
+            dt_bias: self.param(&format!("{path}.dt_bias"), [value_heads])?,
+            a_log: self.param(&format!("{path}.A_log"), [value_heads])?,
+            norm: Norm {
+                weight: self.param(&format!("{path}.norm.weight"), [value_dim])?,
+                zero_centred: false,
+            },
+            shape: shape.clone(),
+        })
+    }
+
+    fn layer(&mut self, index: usize) -> Result<Layer, S::Error> {
+        let config = self.config;
+        let path = format!("{}.layers.{index}", config.prefix());
+        let [q, k, v, o, gate, up, down] = config.linear_shapes();
+        let mixer = match config.delta(index) {
+            Some(shape) => Mixer::LinearAttn(self.delta(&path, shape)?),
+            None => Mixer::SelfAttn(Attention {
+                q_proj: self.linear(&path, (LINEARS[0], q))?,
+                k_proj: self.linear(&path, (LINEARS[1], k))?,
+                v_proj: self.linear(&path, (LINEARS[2], v))?,
+                o_proj: self.linear(&path, (LINEARS[3], o))?,
+                q_norm: self.head_norm(&path, "q_norm")?,
+                k_norm: self.head_norm(&path, "k_norm")?,
+                gated: config.hybrid().is_some(),
+            }),
+        };
+        Ok(Layer {
+            input_layernorm: self.norm(&format!("{path}.input_layernorm"), config.hidden)?,
+            mixer,
+            post_attention_layernorm: self
+                .norm(&format!("{path}.post_attention_layernorm"), config.hidden)?,
+            mlp: Mlp {
+                gate_proj: self.linear(&path, (LINEARS[4], gate))?,
+                up_proj: self.linear(&path, (LINEARS[5], up))?,
+                down_proj: self.linear(&path, (LINEARS[6], down))?,
+            },
+        })
+    }
 }

@@ -8,7 +8,9 @@ use super::{
     Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, evidence::Examiner, head,
     layout::Layout,
 };
-use crate::model::{Adapter, Decoder, ModelError};
+use crate::model::{
+    Adapter, Decoder, DeltaRows, DeltaRule, DeltaState, ModelError, Runs, Sequences,
+};
 
 /// A recorded pass: its scores, and what the backward pass needs.
 pub(super) struct GraphTape {
@@ -64,18 +66,39 @@ struct Pass<'a> {
     layout: &'a Layout,
     rope: crate::model::Rotations,
     masks: attention::Masks,
+    /// The prefix, where there is one, and the continuations.
+    runs: (Option<Runs>, Runs),
+}
+
+impl Sequences for &Pass<'_> {
+    fn attend(&mut self, _layer: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<2> {
+        self.masks.attend(self.decoder, self.layout, q, k, v)
+    }
+
+    /// The continuations go on from the prefix's state.
+    fn recur(&mut self, _layer: usize, rule: &DeltaRule<'_>, rows: DeltaRows) -> Tensor<2> {
+        let (prefix, own) = &self.runs;
+        let Some(prefix) = prefix else {
+            return own.join(rule.run(own.split(&rows), DeltaState::default()).0);
+        };
+        let (out, state) = rule.run(prefix.split(&rows), DeltaState::default());
+        let own_out = own.join(rule.run(own.split(&rows), state.repeat(own.count())).0);
+        Tensor::cat(vec![prefix.join(out), own_out], 0)
+    }
 }
 
 impl<'a> Pass<'a> {
     fn new(decoder: &'a Decoder, adapter: Option<&'a Adapter>, layout: &'a Layout) -> Self {
         let rope = decoder.rotations(&layout.positions);
-        Self { decoder, adapter, layout, rope, masks: attention::Masks::new(decoder, layout) }
+        let masks = attention::Masks::new(decoder, layout);
+        let lens: Vec<usize> = layout.rows.iter().map(|row| row.1).collect();
+        let prefix = (layout.prefix > 0).then(|| Runs::new(decoder, 0, &[layout.prefix]));
+        let runs = (prefix, Runs::new(decoder, layout.prefix, &lens));
+        Self { decoder, adapter, layout, rope, masks, runs }
     }
 
     fn layer(&self, index: usize, x: Tensor<2>) -> Tensor<2> {
-        self.decoder.layer(index, self.adapter, x, &self.rope, |q, k, v| {
-            self.masks.attend(self.decoder, self.layout, q, k, v)
-        })
+        self.decoder.layer(index, self.adapter, x, &self.rope, &mut &*self)
     }
 
     /// The final norm at the rows that predict scored ids.
@@ -140,7 +163,7 @@ impl GraphTape {
         let (dhidden, dhead) =
             head::backward(&plain, &hidden, &layout.targets, &dlogp, &config, base);
         if let Some(dhead) = dhead {
-            gradients.insert(plain.head_name().into(), dhead);
+            gradients.insert(plain.head_name(), dhead);
         }
         let collect =
             |gradients: &mut Gradients, graph: &mut burn::tensor::Gradients| match &adapter {

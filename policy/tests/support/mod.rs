@@ -74,6 +74,8 @@ impl Golden {
     }
 }
 
+/// Tensors by name. Those that a vision-language folder has for its text alone go without their
+/// `text_`.
 pub fn goldens(dir: &Path) -> BTreeMap<String, Golden> {
     let bytes = fs::read(dir.join("golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -82,11 +84,15 @@ pub fn goldens(dir: &Path) -> BTreeMap<String, Golden> {
             Dtype::F32 => (view.data().chunks_exact(4))
                 .map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap())))
                 .collect(),
+            Dtype::BF16 => (view.data().chunks_exact(2))
+                .map(|b| f64::from(half::bf16::from_le_bytes(b.try_into().unwrap())))
+                .collect(),
             Dtype::I64 => (view.data().chunks_exact(8))
                 .map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f64)
                 .collect(),
             other => panic!("{name}: {other:?}"),
         };
+        let name = name.strip_prefix("text_").map(str::to_owned).unwrap_or(name);
         (name, Golden { shape: view.shape().to_vec(), values })
     };
     file.tensors().into_iter().map(read).collect()

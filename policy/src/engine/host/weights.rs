@@ -8,7 +8,7 @@ use super::{
 };
 use crate::model::{
     Adapter, Decoder, ModelConfig, ModelError, RopeTable,
-    weights::{LINEARS, Layer},
+    weights::{LINEARS, Layer, Mixer, Norm},
 };
 
 /// All weights of a decoder.
@@ -49,8 +49,10 @@ impl HostWeights {
                 let packed = Packed::new(&values(linear.weight.val())?, outputs, inputs);
                 Ok(packed.with_bias(bias.as_deref()))
             });
-            let attention = &layer.self_attn;
-            let head_norm = |norm: &Option<crate::model::weights::Norm>| {
+            let Mixer::SelfAttn(attention) = &layer.mixer else {
+                return Err(ModelError::Input("this pass has no gated DeltaNet layers".into()));
+            };
+            let head_norm = |norm: &Option<Norm>| {
                 norm.as_ref().map(|norm| values(norm.weight.val())).transpose()
             };
             Ok(HostLayer {

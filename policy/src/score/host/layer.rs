@@ -9,7 +9,10 @@ use super::{
     mat::Mat,
     rows::{gated, gated_backward, rms_norm, rms_norm_backward},
 };
-use crate::model::{Adapter, Decoder, ModelError};
+use crate::model::{
+    Adapter, Decoder, ModelError,
+    weights::{Mixer, Norm},
+};
 
 /// Cosines and sines of a batch's ids, `[ids, head_dim / 2]` each.
 pub(super) type Rope = (Vec<f32>, Vec<f32>);
@@ -83,9 +86,11 @@ impl Layer {
         index: usize,
     ) -> Result<Self, ModelError> {
         let layer = &decoder.weights.model.layers[index];
-        let attention = &layer.self_attn;
+        let Mixer::SelfAttn(attention) = &layer.mixer else {
+            return Err(ModelError::Input("this pass has no gated DeltaNet layers".into()));
+        };
         let projection = |slot| Projection::new(decoder, adapter, index, slot);
-        let norm = |norm: &Option<crate::model::weights::Norm>| {
+        let norm = |norm: &Option<Norm>| {
             norm.as_ref().map(|norm| host(norm.weight.val())).transpose()
         };
         Ok(Self {

@@ -28,9 +28,11 @@ use crate::{
     model::{Adapter, Decoder, ModelError},
 };
 
-/// Whether this path serves the decoder.
+/// Whether this path serves the decoder: it has no recurrent layers.
 pub(super) fn serves(decoder: &Decoder) -> bool {
-    decoder.dtype() == DType::F32 && *decoder.device() == Device::flex()
+    decoder.config().hybrid().is_none()
+        && decoder.dtype() == DType::F32
+        && *decoder.device() == Device::flex()
 }
 
 /// A recorded pass.
@@ -171,7 +173,7 @@ impl HostTape {
         let (dnormed, dhead) =
             head::backward(&decoder, &normed, scored, &dlogp, &self.config, base)?;
         if let Some(dhead) = dhead {
-            sink.gradients.insert(decoder.head_name().into(), dhead);
+            sink.gradients.insert(decoder.head_name(), dhead);
         }
         let weight = host(decoder.weights.model.norm.weight.val())?;
         let mut dlast = Mat::zeros(last.rows, last.cols);
