@@ -13,10 +13,19 @@ use policy::{
 };
 use support::{own_root, values};
 
-fn decoder() -> Decoder {
+fn load(name: &str) -> Decoder {
     let device = DeviceChoice::Cpu.open().unwrap();
-    let dir = own_root().join("checkpoints/qwen3-yarn-bias-shards");
+    let dir = own_root().join("checkpoints").join(name);
     Checkpoint::open(dir).unwrap().load(&device, LoadDtype::File).unwrap()
+}
+
+fn decoder() -> Decoder {
+    load("qwen3-yarn-bias-shards")
+}
+
+/// With recurrent layers.
+fn hybrid() -> Decoder {
+    load("qwen3_5-text")
 }
 
 fn ids(count: usize, salt: u32) -> Vec<u32> {
@@ -42,16 +51,19 @@ fn feed(sequence: KvId, ids: &[u32]) -> Feed<'_> {
 
 #[test]
 fn ragged_steps_equal_full_passes() {
-    let decoder = decoder();
+    [decoder(), hybrid()].into_iter().for_each(|decoder| ragged_steps(&decoder));
+}
+
+fn ragged_steps(decoder: &Decoder) {
     let settings = LoraConfig {
         r: 2,
         alpha: 4.0,
         target_modules: TargetModules::AllLinear,
         use_rslora: false,
     };
-    let adapter = Adapter::init(&settings, &decoder, 1).unwrap();
+    let adapter = Adapter::init(&settings, decoder, 1).unwrap();
     for adapter in [None, Some(&adapter)] {
-        let mut cache = KvCache::new(&decoder, 200);
+        let mut cache = KvCache::new(decoder, 200);
         let rows: Vec<Vec<u32>> = (0..4).map(|salt| ids(20 + 5 * salt as usize, salt)).collect();
         let sequences: Vec<KvId> = rows.iter().map(|_| cache.open()).collect();
         let cuts = [[0, 1, 20], [9, 24, 25], [3, 4, 5], [34, 35, 35]];
@@ -68,9 +80,41 @@ fn ragged_steps_equal_full_passes() {
             assert_eq!(logits.rows().len(), some.len());
             for (found, (sequence, _, len)) in logits.rows().zip(some) {
                 let row = sequences.iter().position(|s| s == sequence).unwrap();
-                near(found, &full(&decoder, adapter, &rows[row][..*len]));
+                near(found, &full(decoder, adapter, &rows[row][..*len]));
             }
         }
+    }
+}
+
+#[test]
+fn a_forked_state_goes_on_by_itself_and_is_not_cut_back() {
+    let decoder = hybrid();
+    let mut cache = KvCache::new(&decoder, 200);
+    assert!(cache.recurrent());
+    let prompt = ids(21, 5);
+    let parent = cache.open();
+    decoder.advance(None, &mut cache, &[feed(parent, &prompt)]).unwrap();
+    let child = cache.fork(parent).unwrap();
+    let fresh = cache.open();
+    let tails = [ids(4, 20), ids(1, 21), ids(30, 22)];
+    let feeds = [feed(child, &tails[0]), feed(parent, &tails[1]), feed(fresh, &tails[2])];
+    let logits = decoder.advance(None, &mut cache, &feeds).unwrap();
+    let pasts = [&prompt[..], &prompt[..], &[]];
+    for ((found, past), tail) in logits.rows().zip(pasts).zip(&tails) {
+        near(found, &full(&decoder, None, &[past, tail].concat()));
+    }
+    let error = cache.truncate(child, 21).unwrap_err().to_string();
+    assert!(error.contains("25 ids") && error.contains("21"), "{error}");
+    assert_eq!(cache.len(child).unwrap(), 25);
+    cache.truncate(child, 25).unwrap();
+    cache.truncate(child, 0).unwrap();
+    // One id each: a sequence with a past beside one without.
+    let one = ids(1, 30);
+    let feeds = [feed(parent, &one), feed(child, &one)];
+    let logits = decoder.advance(None, &mut cache, &feeds).unwrap();
+    let expected = [[&prompt[..], &tails[1], &one].concat(), one.clone()];
+    for (found, ids) in logits.rows().zip(&expected) {
+        near(found, &full(&decoder, None, ids));
     }
 }
 

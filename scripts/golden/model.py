@@ -1,24 +1,28 @@
 """Makes policy/tests/golden/model: tiny random checkpoints and adapters with the reference stack's numbers.
 
     pip install torch transformers peft safetensors
-    python scripts/golden/model.py
+    python scripts/golden/model.py [NAME...]   # these alone, else all
 
 Each folder is a Hugging Face checkpoint or PEFT adapter with a golden.safetensors beside it: input_ids,
 logits, hidden_N, a left-padded batch, greedy ids, the mean next-token loss and gradients. The variants
 cover what the shared data does not: yarn and llama3 rotary scaling, biases, untied heads, shards,
-bf16 and f16 files, rank-stabilised adapters, targets by regex and by list.
+bf16 and f16 files, rank-stabilised adapters, targets by regex and by list, Qwen3.5's text-only class with
+an untied head, gradients over more than one chunk of its recurrent layers.
 """
 
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM,
+)
 
 ROOT = Path(__file__).resolve().parents[2] / "policy/tests/golden/model"
 VOCAB, LENGTH = 48, 14
@@ -41,8 +45,8 @@ def spread(model, generator):
                 parameter.copy_(noise * (1.0 if "embed" in name else 1.4) / parameter.shape[-1] ** 0.5)
 
 
-def ids(rows, generator):
-    return torch.randint(0, VOCAB - 1, (rows, LENGTH), generator=generator)
+def ids(rows, generator, length=LENGTH):
+    return torch.randint(0, VOCAB - 1, (rows, length), generator=generator)
 
 
 def loss_of(logits, input_ids):
@@ -59,12 +63,16 @@ def greedy(model, input_ids):
     return output.sequences, min(float(lead[0] - lead[1]) for lead in leads)
 
 
-def checkpoint(name, make, dtype, seed, shard=None, gradients=True):
-    while not attempt(name, make(), dtype, seed, shard, gradients):
+def wanted(name):
+    return not sys.argv[1:] or name in sys.argv[1:]
+
+
+def checkpoint(name, make, dtype, seed, shard=None, gradients=True, length=LENGTH):
+    while wanted(name) and not attempt(name, make(), dtype, seed, shard, gradients, length):
         seed += 100
 
 
-def attempt(name, model, dtype, seed, shard, gradients):
+def attempt(name, model, dtype, seed, shard, gradients, length):
     generator = torch.Generator().manual_seed(seed)
     spread(model, generator)
     folder = ROOT / "checkpoints" / name
@@ -73,11 +81,11 @@ def attempt(name, model, dtype, seed, shard, gradients):
     model.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
-    input_ids = ids(1, generator)
+    input_ids = ids(1, generator, length)
     output = model(input_ids, output_hidden_states=True)
     golden = {"input_ids": input_ids, "logits": output.logits.float()}
     golden |= {f"hidden_{i}": hidden.float() for i, hidden in enumerate(output.hidden_states)}
-    batch, mask = ids(2, generator), torch.ones(2, LENGTH, dtype=torch.long)
+    batch, mask = ids(2, generator, length), torch.ones(2, length, dtype=torch.long)
     mask[1, :5] = 0
     batch[1, :5] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -90,13 +98,17 @@ def attempt(name, model, dtype, seed, shard, gradients):
         loss = loss_of(output.logits, input_ids)
         loss.backward()
         golden["loss"] = loss.detach().reshape(1)
-        wanted = ("embed", "lm_head", "norm", "bias", "layers.0.self_attn.v", "layers.1.mlp.down")
-        golden |= {f"grad.{n}": p.grad for n, p in model.named_parameters() if any(w in n for w in wanted)}
+        parts = ("embed", "lm_head", "norm", "bias", "layers.0.self_attn.v", "layers.1.mlp.down", "layers.0.linear_attn", "q_proj")
+        if "qwen3_5" not in name:
+            parts = parts[:-1]
+        golden |= {f"grad.{n}": p.grad for n, p in model.named_parameters() if any(part in n for part in parts)}
     save(golden, folder)
     return True
 
 
-def adapter(name, base, seed, **settings):
+def adapter(name, base, seed, length=LENGTH, **settings):
+    if not wanted(name):
+        return
     generator = torch.Generator().manual_seed(seed)
     folder = ROOT / "adapters" / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -113,7 +125,7 @@ def adapter(name, base, seed, **settings):
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    input_ids = ids(1, generator)
+    input_ids = ids(1, generator, length)
     logits = model(input_ids).logits
     loss = loss_of(logits, input_ids)
     loss.backward()
@@ -156,4 +168,16 @@ checkpoint(
 checkpoint("llama-f16", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=default, tie_word_embeddings=False)), torch.float16, 5, gradients=False)
 adapter("qwen3-plain-rslora-regex", "qwen3-plain", 6, r=3, lora_alpha=5, use_rslora=True, target_modules=r".*\.1\.(self_attn|mlp)\.(q_proj|o_proj|down_proj)")
 adapter("llama-list", "llama-llama3-bias", 7, r=2, lora_alpha=3, target_modules=["v_proj", "layers.0.mlp.up_proj"])
+hybrid = dict(
+    SIZES, num_hidden_layers=3, max_position_embeddings=128, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=4, linear_value_head_dim=6, layer_types=["linear_attention", "full_attention", "linear_attention"],
+    rope_parameters={**default, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0], "mrope_interleaved": True},
+)
+checkpoint(
+    "qwen3_5-text", lambda: Qwen3_5ForCausalLM(Qwen3_5TextConfig(**hybrid, tie_word_embeddings=False)), torch.float32, 8, length=70,
+)
+adapter(
+    "qwen3_5-text-regex", "qwen3_5-text", 9, length=70, r=2, lora_alpha=4,
+    target_modules=r".*\.(q_proj|k_proj|v_proj|o_proj|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj|gate_proj|up_proj|down_proj)",
+)
 print(sum(f.stat().st_size for f in ROOT.rglob("*") if f.is_file()), "bytes")

@@ -33,7 +33,8 @@ pub(super) trait Backend: Send {
     /// A new, empty sequence.
     fn open(&mut self) -> Slot;
 
-    /// A new sequence that shares the first `len` ids of another.
+    /// A new sequence that shares the first `len` ids of another; all of them, unless the backend
+    /// [rewinds](Backend::rewinds).
     fn fork(&mut self, slot: Slot, len: usize) -> Result<Slot, ModelError>;
 
     /// Forgets a sequence.
@@ -51,6 +52,11 @@ pub(super) trait Backend: Send {
         policy: &PolicyDigest,
         feeds: &[SlotFeed<'_>],
     ) -> Result<Rows, ModelError>;
+
+    /// Whether a fork may hold fewer ids than its parent: not where the past is one recurrent state.
+    fn rewinds(&self) -> bool {
+        true
+    }
 
     /// Multiply-adds of a pass over `ids` ids that this thread would share with others; 0 where the
     /// work is done elsewhere.
@@ -145,6 +151,10 @@ impl Backend for TensorBackend {
 
     fn places(&self, _len: usize, more: usize) -> usize {
         more
+    }
+
+    fn rewinds(&self) -> bool {
+        !self.cache.recurrent()
     }
 
     fn advance(

@@ -40,7 +40,6 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use burn::tensor::{DType, Device};
 use protocol::{NoiseKey, PolicyDigest, Sampling, StreamHasher};
 
 use self::{
@@ -80,7 +79,8 @@ impl Default for EngineConfig {
 /// Which forward pass computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pass {
-    /// Packed weights on the processor for a decoder that is there in f32, else tensors.
+    /// Packed weights on the processor for a decoder that is there in f32 and has no recurrent
+    /// layers, else tensors.
     #[default]
     Auto,
     /// Tensors everywhere.
@@ -146,11 +146,12 @@ impl Engine {
         }
         let shape = decoder.config();
         let (vocab, max_positions) = (shape.vocab, shape.max_positions);
-        let on_host = decoder.device() == &Device::flex() && decoder.dtype() == DType::F32;
+        let on_host = decoder.on_host();
         let backend: Box<dyn Backend> = match pass {
             Pass::Auto if on_host => Box::new(HostBackend::new(&decoder)?),
             _ => Box::new(TensorBackend::new(decoder, max_tokens)),
         };
+        let prefixes = Prefixes::new(backend.rewinds());
         Ok(Self {
             config,
             vocab,
@@ -158,7 +159,7 @@ impl Engine {
             backend,
             policies: BTreeSet::new(),
             sequences: BTreeMap::new(),
-            prefixes: Prefixes::default(),
+            prefixes,
             waiting: Vec::new(),
             running: Vec::new(),
             ready: Vec::new(),

@@ -19,10 +19,17 @@ struct Entry {
 }
 
 /// The kept prompts, each under the policy that computed it.
-#[derive(Default)]
-pub(super) struct Prefixes(Vec<Entry>);
+pub(super) struct Prefixes {
+    entries: Vec<Entry>,
+    /// Whether a beginning of a kept prompt can be taken over, or only all of it.
+    rewinds: bool,
+}
 
 impl Prefixes {
+    pub(super) fn new(rewinds: bool) -> Self {
+        Self { entries: Vec::new(), rewinds }
+    }
+
     /// The kept prompt that shares the longest beginning with `stream` (without its last id): its
     /// index and that length.
     fn best(&self, policy: &PolicyDigest, stream: &[u32]) -> Option<(usize, usize)> {
@@ -31,9 +38,11 @@ impl Prefixes {
             let pairs = entry.ids.iter().zip(wanted);
             pairs.take_while(|(a, b)| a == b).count()
         };
-        let mine = self.0.iter().enumerate().filter(|(_, entry)| entry.policy == *policy);
+        let mine = self.entries.iter().enumerate().filter(|(_, entry)| entry.policy == *policy);
         let (longest, index) = mine
-            .map(|(index, entry)| (common(entry), std::cmp::Reverse(index)))
+            .map(|(index, entry)| (common(entry), index, entry.ids.len()))
+            .filter(|&(common, _, kept)| self.rewinds || common == kept)
+            .map(|(common, index, _)| (common, std::cmp::Reverse(index)))
             .max()
             .filter(|&(common, _)| common > 0 && (common == wanted.len() || common >= LEAST))?;
         Some((index.0, longest))
@@ -52,14 +61,14 @@ impl Prefixes {
         now: u64,
     ) -> Option<(Slot, usize)> {
         let (index, common) = self.best(policy, stream)?;
-        let entry = self.0.get_mut(index)?;
+        let entry = self.entries.get_mut(index)?;
         entry.used = now;
         Some((entry.slot, common))
     }
 
     /// Whether these very ids are kept.
     pub(super) fn holds(&self, policy: &PolicyDigest, ids: &[u32]) -> bool {
-        self.0.iter().any(|entry| entry.policy == *policy && entry.ids == ids)
+        self.entries.iter().any(|entry| entry.policy == *policy && entry.ids == ids)
     }
 
     /// Keeps a prompt. Returns the slot that had to go for it, if any.
@@ -70,22 +79,22 @@ impl Prefixes {
         slot: Slot,
         now: u64,
     ) -> Option<Slot> {
-        let gone = if self.0.len() >= MOST { self.drop_oldest() } else { None };
-        self.0.push(Entry { policy, ids, slot, used: now });
+        let gone = if self.entries.len() >= MOST { self.drop_oldest() } else { None };
+        self.entries.push(Entry { policy, ids, slot, used: now });
         gone
     }
 
     /// Forgets the prompt that was not used for longest, and returns its slot.
     pub(super) fn drop_oldest(&mut self) -> Option<Slot> {
-        let (oldest, _) = self.0.iter().enumerate().min_by_key(|(_, entry)| entry.used)?;
-        Some(self.0.remove(oldest).slot)
+        let (oldest, _) = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.used)?;
+        Some(self.entries.remove(oldest).slot)
     }
 
     /// Forgets every prompt of a policy, and returns their slots.
     pub(super) fn drop_policy(&mut self, policy: &PolicyDigest) -> Vec<Slot> {
-        let gone = self.0.iter().filter(|entry| entry.policy == *policy).map(|entry| entry.slot);
+        let gone = self.entries.iter().filter(|entry| entry.policy == *policy).map(|entry| entry.slot);
         let gone = gone.collect();
-        self.0.retain(|entry| entry.policy != *policy);
+        self.entries.retain(|entry| entry.policy != *policy);
         gone
     }
 }

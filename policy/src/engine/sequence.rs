@@ -80,6 +80,12 @@ impl Sequence {
         self.call.as_ref().map_or(self.stream.len(), |call| call.offset + call.budget)
     }
 
+    /// Whether it is all prompt, and generating: nothing is sampled yet.
+    pub(super) fn is_prompt(&self) -> bool {
+        let offset = self.call.as_ref().map(|call| call.offset);
+        self.sampled == 0 && offset == Some(self.stream.len())
+    }
+
     /// Notes that `count` more ids were fed to the model. Ids fed again are not hashed again.
     pub(super) fn fed(&mut self, count: usize) {
         self.held += count;

@@ -73,7 +73,9 @@ impl Engine {
         for &id in &self.running {
             let Some(s) = self.sequences.get(&id).filter(|s| s.policy == *policy) else { continue };
             let pending = s.stream.len() - s.held;
-            let count = if pending == 1 { 1 } else { pending.min(*room) };
+            // A recurrent state is kept where the shared part of the prompt ends: before its last id.
+            let ahead = usize::from(!self.backend.rewinds() && s.is_prompt());
+            let count = if pending == 1 { 1 } else { (pending - ahead).min(*room) };
             if pending > 1 {
                 *room -= count;
             }
@@ -146,10 +148,9 @@ impl Engine {
     /// Keeps the prompt of a stream that has just been fed all of it, for others to share.
     fn keep_prompt(&mut self, id: SequenceId) -> Result<(), EngineError> {
         let Some(s) = self.sequences.get(&id) else { return Ok(()) };
-        let (Some(call), Some(slot)) = (&s.call, s.slot) else { return Ok(()) };
-        // Only a stream that has sampled nothing yet is all prompt.
+        let Some(slot) = s.slot.filter(|_| s.is_prompt()) else { return Ok(()) };
         let prompt = s.stream.len();
-        let fresh = s.sampled == 0 && call.offset == prompt && s.held == prompt;
+        let fresh = s.held == if self.backend.rewinds() { prompt } else { prompt - 1 };
         let Some((_, ids)) = s.stream.split_last().filter(|(_, ids)| fresh && !ids.is_empty())
         else {
             return Ok(());

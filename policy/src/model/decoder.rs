@@ -82,6 +82,14 @@ impl Decoder {
         self.dtype
     }
 
+    /// Whether the passes written by hand for the processor serve it: in f32, on the processor, and
+    /// without recurrent layers.
+    pub(crate) fn on_host(&self) -> bool {
+        self.dtype == DType::F32
+            && self.device == Device::flex()
+            && self.config.hybrid().is_none()
+    }
+
     pub(crate) fn rope_table(&self) -> &RopeTable {
         &self.rope
     }

@@ -11,6 +11,9 @@ use super::{
     ops::{from_f32, to_f32},
 };
 
+#[cfg(test)]
+mod tests;
+
 /// Rows that are solved together.
 pub(crate) const CHUNK: usize = 64;
 /// Keeps the norm of a key from being zero.

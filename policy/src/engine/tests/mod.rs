@@ -15,7 +15,7 @@ use protocol::{Digest, NoiseKey, PolicyDigest, Sampling};
 use super::{Engine, EngineConfig, Generated, Pass, SequenceId};
 use crate::{
     model::{
-        Adapter, Architecture, Decoder, LoraConfig, ModelConfig, RopeConfig, RopeScaling,
+        Adapter, Architecture, Decoder, Hybrid, LoraConfig, ModelConfig, RopeConfig, RopeScaling,
         TargetModules,
     },
     sampling::noise,
@@ -55,6 +55,22 @@ pub(super) fn llama() -> ModelConfig {
         tied: false,
         ..qwen3()
     }
+}
+
+/// One layer of attention between two recurrent ones.
+pub(super) fn qwen3_5() -> ModelConfig {
+    let hybrid = Hybrid {
+        full: vec![false, true, false],
+        rotary: 6,
+        sections: [1, 1, 1],
+        kernel: 4,
+        key_heads: 2,
+        value_heads: 4,
+        key_dim: 10,
+        value_dim: 7,
+        vision_language: true,
+    };
+    ModelConfig { architecture: Architecture::Qwen3_5(Box::new(hybrid)), layers: 3, ..qwen3() }
 }
 
 /// Random values in place of all weights: larger than fresh ones, biases and norms included.

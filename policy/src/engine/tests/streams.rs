@@ -21,7 +21,8 @@ fn an_append_feeds_the_appended_ids_and_nothing_again() {
 
 #[test]
 fn a_group_computes_its_prompt_once() {
-    for pass in BOTH {
+    let hybrid = [(qwen3_5(), Pass::Auto)];
+    for (config, pass) in BOTH.map(|pass| (qwen3(), pass)).into_iter().chain(hybrid) {
         let prompt = ids(3, 50);
         let rollout = |name: &str, i: usize| Rollout {
             prompt: prompt.clone(),
@@ -33,14 +34,14 @@ fn a_group_computes_its_prompt_once() {
         let mut group: Vec<_> =
             (0..16).map(|i| (0, rollout(if i < 8 { "a" } else { "b" }, i))).collect();
         group.push((20, rollout("a", 99)));
-        let mut engine = engine(qwen3(), limits(pass));
+        let mut engine = engine(config.clone(), limits(pass));
         let results = play(&mut engine, &group);
         let stats = engine.stats();
         assert_eq!(stats.shared, 15 * 49, "{pass:?}");
         // Twice the prompt, its last id fifteen more times, four sampled ids each.
         assert_eq!(stats.fed, 2 * 50 + 15 + 17 * 4);
         for (result, (_, rollout)) in results.iter().zip(&group) {
-            let mut fresh = super::engine(qwen3(), limits(pass));
+            let mut fresh = super::engine(config.clone(), limits(pass));
             let alone = play(&mut fresh, &[(0, rollout.clone())]);
             assert_eq!(alone[0][0].ids, result[0].ids);
             assert_eq!(alone[0][0].context, result[0].context);

@@ -12,7 +12,6 @@ mod mat;
 mod math;
 mod rows;
 
-use burn::tensor::DType;
 
 use self::{
     layer::{Frame, Layer, Rope, Saved},
@@ -24,15 +23,12 @@ use super::{
     Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, evidence::Examiner, layout::Layout,
 };
 use crate::{
-    device::Device,
     model::{Adapter, Decoder, ModelError},
 };
 
-/// Whether this path serves the decoder: it has no recurrent layers.
+/// Whether this path serves the decoder.
 pub(super) fn serves(decoder: &Decoder) -> bool {
-    decoder.config().hybrid().is_none()
-        && decoder.dtype() == DType::F32
-        && *decoder.device() == Device::flex()
+    decoder.on_host()
 }
 
 /// A recorded pass.
