@@ -180,3 +180,32 @@ fn a_fresh_adapter_changes_nothing_and_its_spread_is_that_of_peft() {
         }
     }
 }
+
+#[test]
+fn all_linears_of_a_hybrid_are_written_by_their_names() {
+    let device = DeviceChoice::Cpu.open().unwrap();
+    let dir = own_root().join("checkpoints/qwen3_5-text");
+    let decoder = Checkpoint::open(dir).unwrap().load(&device, LoadDtype::File).unwrap();
+    let adapter = Adapter::init(&settings(TargetModules::AllLinear), &decoder, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    adapter.save_peft(dir.path(), "base").unwrap();
+    let config = fs::read(dir.path().join("adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let names = [
+        "down_proj",
+        "gate_proj",
+        "in_proj_a",
+        "in_proj_b",
+        "in_proj_qkv",
+        "in_proj_z",
+        "k_proj",
+        "o_proj",
+        "out_proj",
+        "q_proj",
+        "up_proj",
+        "v_proj",
+    ];
+    assert_eq!(config["target_modules"], json!(names));
+    let loaded = Adapter::load_peft(dir.path(), &decoder).unwrap();
+    assert_eq!(loaded.to_safetensors().unwrap(), adapter.to_safetensors().unwrap());
+}

@@ -169,8 +169,8 @@ checkpoint("llama-f16", lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_param
 adapter("qwen3-plain-rslora-regex", "qwen3-plain", 6, r=3, lora_alpha=5, use_rslora=True, target_modules=r".*\.1\.(self_attn|mlp)\.(q_proj|o_proj|down_proj)")
 adapter("llama-list", "llama-llama3-bias", 7, r=2, lora_alpha=3, target_modules=["v_proj", "layers.0.mlp.up_proj"])
 hybrid = dict(
-    SIZES, num_hidden_layers=3, max_position_embeddings=128, linear_num_key_heads=2, linear_num_value_heads=4,
-    linear_key_head_dim=4, linear_value_head_dim=6, layer_types=["linear_attention", "full_attention", "linear_attention"],
+    SIZES, num_hidden_layers=3, max_position_embeddings=128, linear_num_key_heads=1, linear_num_value_heads=2,
+    linear_key_head_dim=8, linear_value_head_dim=10, layer_types=["linear_attention", "full_attention", "linear_attention"],
     rope_parameters={**default, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0], "mrope_interleaved": True},
 )
 checkpoint(

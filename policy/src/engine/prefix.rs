@@ -92,7 +92,8 @@ impl Prefixes {
 
     /// Forgets every prompt of a policy, and returns their slots.
     pub(super) fn drop_policy(&mut self, policy: &PolicyDigest) -> Vec<Slot> {
-        let gone = self.entries.iter().filter(|entry| entry.policy == *policy).map(|entry| entry.slot);
+        let gone =
+            self.entries.iter().filter(|entry| entry.policy == *policy).map(|entry| entry.slot);
         let gone = gone.collect();
         self.entries.retain(|entry| entry.policy != *policy);
         gone

@@ -208,16 +208,14 @@ impl ModelConfig {
         let listed = fields.size("max_position_embeddings")?.unwrap_or(2048);
         let partial = matches!(family, Family::Qwen3_5 { .. });
         let rope = RopeConfig::read(fields, listed, partial)?;
-        let architecture = match family {
-            Family::Qwen3 => Architecture::Qwen3,
-            Family::Llama => Architecture::Llama,
-            Family::Qwen3_5 { vision_language } => Architecture::Qwen3_5(Box::new(Hybrid::read(
-                fields,
-                layers,
-                head_dim,
-                vision_language,
-            )?)),
-        };
+        let architecture =
+            match family {
+                Family::Qwen3 => Architecture::Qwen3,
+                Family::Llama => Architecture::Llama,
+                Family::Qwen3_5 { vision_language } => Architecture::Qwen3_5(Box::new(
+                    Hybrid::read(fields, layers, head_dim, vision_language)?,
+                )),
+            };
         Ok(Self {
             mlp_bias: architecture == Architecture::Llama && fields.flag("mlp_bias")?,
             architecture,
@@ -333,6 +331,63 @@ mod tests {
         llama["architectures"] = json!(["LlamaForCausalLM"]);
         llama.as_object_mut().unwrap().remove("head_dim");
         assert_eq!(parse(&llama).unwrap().head_dim, 8);
+    }
+
+    fn hybrid() -> Value {
+        let mut config = base();
+        config["architectures"] = json!(["Qwen3_5ForCausalLM"]);
+        config["head_dim"] = json!(32);
+        config["num_hidden_layers"] = json!(5);
+        config
+    }
+
+    #[test]
+    fn hybrid_layers_are_read_from_either_class_in_old_and_new_fields() {
+        let mut old = hybrid();
+        old["partial_rotary_factor"] = json!(0.5);
+        old["rope_scaling"] = json!({"mrope_section": [3, 3, 2]});
+        let text = parse(&old).unwrap();
+        let shape = text.hybrid().unwrap();
+        assert_eq!(shape.full, [false, false, false, true, false]);
+        assert_eq!((shape.rotary, shape.sections, text.rotary()), (16, [3, 3, 2], 16));
+        assert_eq!((text.architecture.name(), text.prefix()), ("Qwen3_5ForCausalLM", "model"));
+        let mut new = hybrid();
+        new.as_object_mut().unwrap().remove("architectures");
+        new["layer_types"] = json!(vec!["linear_attention"; 5]);
+        new["rope_parameters"] = json!({
+            "rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5,
+            "mrope_section": [3, 3, 2], "mrope_interleaved": true
+        });
+        let whole = json!({
+            "architectures": ["Qwen3_5ForConditionalGeneration"], "tie_word_embeddings": false,
+            "text_config": new
+        });
+        let language = parse(&whole).unwrap();
+        assert!(!language.tied && language.rope == text.rope);
+        assert_eq!(language.hybrid().unwrap().full, [false; 5]);
+        assert_eq!(language.prefix(), "model.language_model");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_hybrid_is_refused_by_name() {
+        for (field, value, says) in [
+            ("layer_types", json!(["full_attention"]), "layer_types"),
+            ("layer_types", json!(vec!["sliding_attention"; 5]), "layer_types"),
+            ("linear_num_value_heads", json!(17), "linear_num_value_heads"),
+            ("linear_conv_kernel_dim", json!(0), "linear_conv_kernel_dim"),
+            ("partial_rotary_factor", json!(1.5), "partial_rotary_factor"),
+            ("rope_parameters", json!({"mrope_section": [1, 2]}), "mrope_section"),
+            ("rope_parameters", json!({"mrope_interleaved": false}), "mrope_interleaved"),
+        ] {
+            let mut text = hybrid();
+            text[field] = value;
+            let message = parse(&text).unwrap_err().to_string();
+            assert!(message.contains(says) && !message.contains('\n'), "{field}: {message}");
+            let architectures = json!(["Qwen3_5ForConditionalGeneration"]);
+            let whole = json!({"architectures": architectures, "text_config": text});
+            let message = parse(&whole).unwrap_err().to_string();
+            assert!(message.contains("text_config.") && message.contains(says), "{message}");
+        }
     }
 
     #[test]

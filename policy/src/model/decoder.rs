@@ -85,9 +85,7 @@ impl Decoder {
     /// Whether the passes written by hand for the processor serve it: in f32, on the processor, and
     /// without recurrent layers.
     pub(crate) fn on_host(&self) -> bool {
-        self.dtype == DType::F32
-            && self.device == Device::flex()
-            && self.config.hybrid().is_none()
+        self.dtype == DType::F32 && self.device == Device::flex() && self.config.hybrid().is_none()
     }
 
     pub(crate) fn rope_table(&self) -> &RopeTable {
@@ -224,10 +222,12 @@ impl Sequences for Whole<'_> {
     fn attend(&mut self, _layer: usize, q: Tensor<3>, k: Tensor<3>, v: Tensor<3>) -> Tensor<2> {
         let c = &self.decoder.config;
         let (batch, len, group) = (self.batch, self.len, c.heads / c.kv_heads);
-        let q = q
-            .reshape([batch, len, c.kv_heads, group * c.head_dim])
-            .swap_dims(1, 2)
-            .reshape([batch, c.kv_heads, len * group, c.head_dim]);
+        let q = q.reshape([batch, len, c.kv_heads, group * c.head_dim]).swap_dims(1, 2).reshape([
+            batch,
+            c.kv_heads,
+            len * group,
+            c.head_dim,
+        ]);
         let kv = |x: Tensor<3>| x.reshape([batch, len, c.kv_heads, c.head_dim]).swap_dims(1, 2);
         attend(q, kv(k), kv(v), Some(self.bias.clone()))
             .reshape([batch, c.kv_heads, len, group * c.head_dim])

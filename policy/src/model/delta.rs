@@ -16,6 +16,8 @@ mod tests;
 
 /// Rows that are solved together.
 pub(crate) const CHUNK: usize = 64;
+/// Steps in 1 of the logarithms of decays that sums keep exactly.
+const GRID: f32 = 1024.0;
 /// Keeps the norm of a key from being zero.
 const NORM_EPS: f64 = 1e-6;
 
@@ -133,10 +135,7 @@ impl DeltaRule<'_> {
                 Tensor::zeros([1, value_heads, key_dim, value_dim], (device, DType::F32))
             }));
         }
-        DeltaState {
-            recent: Some(Tensor::cat(recent, 0)),
-            memory: Some(Tensor::cat(memory, 0)),
-        }
+        DeltaState { recent: Some(Tensor::cat(recent, 0)), memory: Some(Tensor::cat(memory, 0)) }
     }
 
     /// The activated convolution, and its last inputs.
@@ -144,8 +143,8 @@ impl DeltaRule<'_> {
         let [rows, len, channels] = u.dims();
         let taps = self.shape.kernel;
         let (dtype, device) = (u.dtype(), u.device());
-        let recent = recent
-            .unwrap_or_else(|| Tensor::zeros([rows, taps - 1, channels], (&device, dtype)));
+        let recent =
+            recent.unwrap_or_else(|| Tensor::zeros([rows, taps - 1, channels], (&device, dtype)));
         let u = Tensor::cat(vec![recent, u], 1);
         let wide = to_f32(u.clone());
         let weight = to_f32(self.convolution.clone());
@@ -209,20 +208,30 @@ impl Heads {
         let (q, k, v) = (shaped(self.q), shaped(self.k), shaped(self.v));
         let (beta, g) = (shaped(self.beta), shaped(self.g));
         let masks = Masks { size, device: &device };
-        // Logarithms of the decay from the start of the chunk, and between any two of its rows.
-        let total = masks.make(|i, j| if j <= i { 1.0 } else { 0.0 }).matmul(g);
+        // Logarithms of the decay from the start of the chunk, and between any two of its rows. Those
+        // are small differences of large sums: summed as multiples of 2⁻¹⁰, which is exact, and rests.
+        let coarse = g.clone().detach().mul_scalar(GRID).round().div_scalar(GRID);
+        let sums = masks.make(|i, j| if j <= i { 1.0 } else { 0.0 });
+        let totals = [sums.clone().matmul(coarse.clone()), sums.matmul(g.sub(coarse))];
+        let between = |from: &dyn Fn(&Tensor<4>) -> Tensor<4>,
+                       to: &dyn Fn(&Tensor<4>) -> Tensor<4>| {
+            let [coarse, rest] = totals.each_ref().map(|total| to(total).sub(from(total)));
+            coarse.add(rest)
+        };
+        let rows = |total: &Tensor<4>| total.clone();
+        let columns = |total: &Tensor<4>| total.clone().swap_dims(2, 3);
+        let last = |total: &Tensor<4>| total.clone().narrow(2, size - 1, 1);
         let later = masks.make(|i, j| if j <= i { 0.0 } else { MASKED });
-        let decay = total.clone().sub(total.clone().swap_dims(2, 3)).add(later).exp();
+        let decay = between(&columns, &rows).add(later).exp();
         let transposed = k.clone().swap_dims(2, 3);
         let overlap = k.clone().matmul(transposed.clone()).mul(decay.clone()).mul(beta.clone());
         let solve = masks.inverse(&overlap);
-        let since = total.clone().exp();
+        let since = totals[0].clone().add(totals[1].clone()).exp();
         let u = solve.clone().matmul(v.mul(beta.clone()));
         let w = solve.matmul(k.clone().mul(beta).mul(since.clone()));
         let weights = q.clone().matmul(transposed).mul(decay);
         let reads = q.mul(since.clone());
-        let last = total.clone().slice([0..heads, 0..count, size - 1..size, 0..1]);
-        let writes = k.mul(last.sub(total).exp()).swap_dims(2, 3);
+        let writes = k.mul(between(&rows, &last).exp()).swap_dims(2, 3);
         let at = |x: &Tensor<4>, chunk: usize| {
             let [_, _, rows, width] = x.dims();
             x.clone()

@@ -81,9 +81,8 @@ impl Decoder {
         let q = own.project(0, h.clone());
         let (mut q, gate) = if attention.gated {
             let both = q.reshape([rows, c.heads, 2 * c.head_dim]);
-            let part = |start: usize| {
-                both.clone().slice([0..rows, 0..c.heads, start..start + c.head_dim])
-            };
+            let part =
+                |start: usize| both.clone().slice([0..rows, 0..c.heads, start..start + c.head_dim]);
             (part(0), Some(part(c.head_dim).reshape([rows, c.heads * c.head_dim])))
         } else {
             (q.reshape([rows, c.heads, c.head_dim]), None)
@@ -103,9 +102,7 @@ impl Decoder {
             3,
             match gate {
                 None => out,
-                Some(gate) => {
-                    out.mul(from_f32(activation::sigmoid(to_f32(gate)), self.dtype()))
-                }
+                Some(gate) => out.mul(from_f32(activation::sigmoid(to_f32(gate)), self.dtype())),
             },
         )
     }

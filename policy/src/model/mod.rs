@@ -34,9 +34,9 @@ pub use error::{ARCHITECTURES, ModelError};
 pub use hybrid::Hybrid;
 pub use kv::{Feed, KvCache, Logits};
 pub(crate) use rope::RopeTable;
-pub(crate) use runs::Runs;
 pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;
+pub(crate) use runs::Runs;
 pub use target::TargetModules;
 
 pub(crate) use adapter_bytes::lora_key;

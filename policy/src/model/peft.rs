@@ -2,7 +2,7 @@
 //! wrote is read, what we write PEFT and vLLM read; a setting that would change the computation in a
 //! way that we do not do is refused by name.
 
-use std::{fs, path::Path};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use super::{
     decoder::Decoder,
     error::ModelError,
     target::TargetModules,
-    weights::LINEARS,
+    weights::LinearInfo,
 };
 
 /// Fields that say nothing about what a finished adapter computes.
@@ -79,14 +79,12 @@ impl LoraConfig {
         Ok(config)
     }
 
-    /// The text of an `adapter_config.json`.
-    pub fn peft_json(&self, base_model: &str) -> String {
+    /// The text of an `adapter_config.json` for a model with these linears.
+    pub fn peft_json(&self, base_model: &str, linears: &[LinearInfo]) -> String {
         let target_modules = match &self.target_modules {
             TargetModules::AllLinear => {
-                let short = |path: &&str| path.rsplit('.').next().unwrap_or(path).to_owned();
-                let mut names: Vec<String> = LINEARS.iter().map(short).collect();
-                names.sort();
-                json!(names)
+                let short = |l: &LinearInfo| l.path.rsplit('.').next().map(str::to_owned);
+                json!(linears.iter().filter_map(short).collect::<BTreeSet<_>>())
             }
             TargetModules::Names(names) => json!(names),
             TargetModules::Pattern(pattern) => json!(pattern),
@@ -168,6 +166,7 @@ impl Adapter {
         let weights = dir.join("adapter_model.safetensors");
         fs::write(&weights, self.to_safetensors()?).map_err(ModelError::io(&weights))?;
         let config = dir.join("adapter_config.json");
-        fs::write(&config, self.config().peft_json(base_model)).map_err(ModelError::io(&config))
+        fs::write(&config, self.config().peft_json(base_model, &self.info.linears))
+            .map_err(ModelError::io(&config))
     }
 }

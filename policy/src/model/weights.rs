@@ -92,6 +92,7 @@ pub struct DeltaNet {
 
 /// What lets a layer's rows see each other.
 #[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a layer, and modules are not boxed")]
 pub enum Mixer {
     /// `self_attn.*`
     SelfAttn(Attention),

@@ -7,7 +7,8 @@ use super::{graph::GraphTape, host::HostTape, *};
 use crate::{
     device::Device,
     model::{
-        Architecture, FullInput, Hybrid, LoraConfig, ModelConfig, RopeConfig, RopeScaling, TargetModules,
+        Architecture, FullInput, Hybrid, LoraConfig, ModelConfig, RopeConfig, RopeScaling,
+        TargetModules,
     },
 };
 

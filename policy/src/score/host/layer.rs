@@ -90,9 +90,8 @@ impl Layer {
             return Err(ModelError::Input("this pass has no gated DeltaNet layers".into()));
         };
         let projection = |slot| Projection::new(decoder, adapter, index, slot);
-        let norm = |norm: &Option<Norm>| {
-            norm.as_ref().map(|norm| host(norm.weight.val())).transpose()
-        };
+        let norm =
+            |norm: &Option<Norm>| norm.as_ref().map(|norm| host(norm.weight.val())).transpose();
         Ok(Self {
             prefix: format!("model.layers.{index}"),
             input_norm: host(layer.input_layernorm.weight.val())?,

@@ -12,7 +12,6 @@ mod mat;
 mod math;
 mod rows;
 
-
 use self::{
     layer::{Frame, Layer, Rope, Saved},
     linear::{Sink, host},
@@ -22,9 +21,7 @@ use self::{
 use super::{
     Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, evidence::Examiner, layout::Layout,
 };
-use crate::{
-    model::{Adapter, Decoder, ModelError},
-};
+use crate::model::{Adapter, Decoder, ModelError};
 
 /// Whether this path serves the decoder.
 pub(super) fn serves(decoder: &Decoder) -> bool {
