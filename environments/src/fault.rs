@@ -50,6 +50,16 @@ pub enum Fault {
         /// The panic's message, at most 200 characters.
         message: String,
     },
+    /// The environment's process broke, did not answer in time, or said what is not in the protocol.
+    #[error("environment {environment}: {during}: {what}")]
+    Process {
+        /// Its name.
+        environment: String,
+        /// What it was asked for.
+        during: &'static str,
+        /// What happened, one line, with the last that it wrote to standard error.
+        what: String,
+    },
     /// A recorder was given a call of a turn that lies behind it.
     #[error("a call of turn {turn} came after turn {last}: give calls in the order of their turns")]
     TurnOrder {

@@ -45,6 +45,23 @@ pub enum SpecError {
         /// The names that there are, joined by commas.
         names: String,
     },
+    /// A Python module that cannot be used.
+    #[error("environment.python: module {module}: {reason}")]
+    Module {
+        /// The module.
+        module: String,
+        /// What is wrong with it, with a remedy.
+        reason: String,
+    },
+    /// A kind of environment that recipes may have one day.
+    #[error(
+        "{field}: such environments cannot be played yet: use a built-in one or a Python class that \
+         calls it"
+    )]
+    NotYet {
+        /// Path of the field.
+        field: String,
+    },
     /// The task's fields are not a JSON object.
     #[error("the task object cannot be read: {reason}; make it a JSON object")]
     NotAnObject {
@@ -152,6 +169,43 @@ impl<'a> Fields<'a> {
             }),
             Some(Value::String(text)) if !text.is_empty() => Ok(text),
             Some(value) => Err(self.wrong(key, expected.into(), value)),
+        }
+    }
+
+    /// A non-empty text; nothing where the field is absent.
+    pub(crate) fn optional_text(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+    ) -> Result<Option<&'a str>, SpecError> {
+        if self.get(key).is_none() { Ok(None) } else { self.text(key, expected).map(Some) }
+    }
+
+    /// At most `most` non-empty texts; none where the field is absent.
+    pub(crate) fn texts(
+        &mut self,
+        key: &'static str,
+        most: usize,
+    ) -> Result<Vec<String>, SpecError> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let items = value.as_array().filter(|items| items.len() <= most);
+        let text = |item: &Value| item.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        items
+            .and_then(|items| items.iter().map(text).collect())
+            .ok_or_else(|| self.wrong(key, format!("a list of at most {most} texts"), value))
+    }
+
+    /// Two finite numbers, the first below the second; `default` where the field is absent.
+    pub(crate) fn range(
+        &mut self,
+        key: &'static str,
+        default: (f64, f64),
+    ) -> Result<(f64, f64), SpecError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let ends = value.as_array().map(Vec::as_slice).unwrap_or_default();
+        match ends.iter().map(Value::as_f64).collect::<Vec<_>>().as_slice() {
+            [Some(low), Some(high)] if low < high => Ok((*low, *high)),
+            _ => Err(self.wrong(key, "two numbers, the lower one first".into(), value)),
         }
     }
 

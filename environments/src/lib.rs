@@ -27,6 +27,7 @@ pub mod limits;
 pub mod office;
 pub mod play;
 pub mod probe;
+pub mod python;
 pub mod recorder;
 pub mod replay;
 pub mod simulation;

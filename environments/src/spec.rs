@@ -7,7 +7,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, path::Path, sync::Arc};
 
 use protocol::{Digest, Split, Task, TraceRow};
 use serde::{Serialize, Serializer};
@@ -17,13 +17,23 @@ use crate::{
     Description, Environment, Fault, Limits, Player, Score, SpecError, ToolSpec, add,
     draws::Draws,
     fields::{Fields, shown},
-    frozen_lake, guess, office, recorder, wordle,
+    frozen_lake, guess, office, python, recorder, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
 pub trait Blueprint: fmt::Debug + Send + Sync {
+    /// The key under which sections say its name.
+    fn key(&self) -> &'static str {
+        "name"
+    }
+
     /// The name that recipes use.
     fn name(&self) -> &str;
+
+    /// The folder that its code was found in, where it is not part of this program.
+    fn folder(&self) -> Option<&Path> {
+        None
+    }
 
     /// Changes whenever the same task, seed and calls could give other rows.
     fn version(&self) -> String;
@@ -74,6 +84,24 @@ const REGISTRY: [(&str, Parse); 5] = [
     (frozen_lake::NAME, frozen_lake::parse),
 ];
 
+/// Keys of environments that are refused by name.
+const NOT_YET: [&str; 2] = ["mcp", "openenv"];
+
+/// The built-in environment that `name` says.
+fn named(fields: &mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError> {
+    let names: Vec<String> = EnvironmentSpec::names().map(|name| format!("{name:?}")).collect();
+    let expected = format!("one of {}", names.join(", "));
+    let name = fields.text("name", &expected)?;
+    match REGISTRY.iter().find(|(known, _)| *known == name) {
+        Some((_, parse)) => parse(fields),
+        None => Err(SpecError::Value {
+            field: "environment.name".into(),
+            expected,
+            found: shown(&name.into()),
+        }),
+    }
+}
+
 /// An environment as a recipe asks for it.
 #[derive(Clone, Debug)]
 pub struct EnvironmentSpec {
@@ -82,13 +110,26 @@ pub struct EnvironmentSpec {
 }
 
 impl EnvironmentSpec {
-    /// Reads a recipe's `environment` section: `name`, the settings of the environment of that name,
-    /// and `limits` ([`Limits`]).
+    /// Reads an `environment` section: `name`, the settings of the environment of that name, and
+    /// `limits` ([`Limits`]); or `python` in place of `name`. Code that a section names is looked for
+    /// only where this machine's owner says ([`python::FOLDERS_VARIABLE`]).
     ///
     /// # Errors
     /// The first mistake, with its field and remedy: an unknown name or field, a value of the wrong
     /// type or out of bounds.
     pub fn parse(section: &Value) -> Result<Self, SpecError> {
+        Self::read(section, None)
+    }
+
+    /// [`EnvironmentSpec::parse`] of a section of a file in `folder`: code that it names may lie there.
+    ///
+    /// # Errors
+    /// As [`EnvironmentSpec::parse`].
+    pub fn parse_in(section: &Value, folder: &Path) -> Result<Self, SpecError> {
+        Self::read(section, Some(folder))
+    }
+
+    fn read(section: &Value, folder: Option<&Path>) -> Result<Self, SpecError> {
         let Value::Object(object) = section else {
             return Err(SpecError::Value {
                 field: "environment".into(),
@@ -96,22 +137,19 @@ impl EnvironmentSpec {
                 found: shown(section),
             });
         };
-        let names: Vec<String> = Self::names().map(|name| format!("{name:?}")).collect();
-        let expected = format!("one of {}", names.join(", "));
+        if let Some(key) = NOT_YET.into_iter().find(|key| object.contains_key(*key)) {
+            return Err(SpecError::NotYet { field: format!("environment.{key}") });
+        }
         let mut fields = Fields::new("environment", object);
-        let name = fields.text("name", &expected)?;
-        let Some((_, parse)) = REGISTRY.iter().find(|(known, _)| *known == name) else {
-            return Err(SpecError::Value {
-                field: "environment.name".into(),
-                expected,
-                found: shown(&name.into()),
-            });
-        };
         let limits = match fields.object("limits")? {
             None => Limits::default(),
             Some(object) => Limits::parse(object)?,
         };
-        let blueprint = parse(&mut fields)?;
+        let blueprint = if object.contains_key(python::KEY) {
+            python::parse(&mut fields, folder)?
+        } else {
+            named(&mut fields)?
+        };
         fields.refuse_others()?;
         Ok(Self { blueprint, limits })
     }
@@ -136,7 +174,9 @@ impl EnvironmentSpec {
             std::fs::read_to_string(argument).map_err(|error| wrong(error.to_string()))?
         };
         let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        Self::parse(value.get("environment").unwrap_or(&value))
+        let section = value.get("environment").unwrap_or(&value);
+        let file = Path::new(argument).parent().filter(|_| !argument.trim_start().starts_with('{'));
+        Self::parse_in(section, file.unwrap_or(Path::new("")))
     }
 
     /// An environment that is not in the registry, for programs that bring their own.
@@ -158,6 +198,11 @@ impl EnvironmentSpec {
         self.blueprint.name()
     }
 
+    /// The folder that its code was found in, where it is not part of this program.
+    pub fn folder(&self) -> Option<&Path> {
+        self.blueprint.folder()
+    }
+
     /// The bounds on calls and texts.
     pub fn limits(&self) -> Limits {
         self.limits
@@ -166,7 +211,7 @@ impl EnvironmentSpec {
     /// The section with every default filled in; [`EnvironmentSpec::parse`] reads it back.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
-        object.insert("name".into(), self.name().into());
+        object.insert(self.blueprint.key().into(), self.name().into());
         object.extend(self.blueprint.settings());
         object.insert("limits".into(), self.limits.to_json());
         Value::Object(object)

@@ -1,0 +1,435 @@
+//! `{"python": "module:Class"}`: a class as TRL's `environment_factory` takes it, unchanged, in
+//! processes of its own.
+//!
+//! The module is a file in the recipe's folder, or in one that [`FOLDERS_VARIABLE`] names; a section that
+//! came over the network is looked up in the latter only. Its SHA-256 is part of the environment's digest,
+//! so that everyone plays the same file; what it imports is not.
+//!
+//! Every episode is played by a fresh instance in a process that was forked right after the module was
+//! imported: neither fields nor module state nor random generators can leak from one episode into
+//! another. Files and what else lies outside the process can. It is no sandbox: the code runs with
+//! your rights, without your environment variables.
+//!
+//! Reward is `get_reward()`, or the field `reward`; success is the upper end of `reward_range`. A field
+//! `done` that is `True` ends the episode. Milestones there are none.
+
+mod process;
+
+use std::{
+    collections::BTreeSet,
+    env,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use protocol::{Digest, Split, Task};
+use serde_json::{Map, Value, json};
+
+pub use self::process::PYTHON_VARIABLE;
+use self::process::{Process, Tool};
+use crate::{
+    Blueprint, Description, Determinism, Environment, EnvironmentSpec, Fault, Limits, Raised,
+    Reply, Score, SpecError, ToolSpec,
+    fields::{Fields, task_fields},
+    probe, spec,
+};
+
+/// The key that such sections have in place of `name`.
+pub const KEY: &str = "python";
+
+/// Names folders, separated by `:`, in which modules are looked for.
+pub const FOLDERS_VARIABLE: &str = "ROLLCALL_ENVIRONMENTS";
+
+const VERSION: &str = "python-1";
+/// How long a player may take to end after its episode.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// What a section says.
+#[derive(Clone, Debug)]
+struct Settings {
+    /// As it stands in the section: `module:Class`.
+    name: String,
+    module: String,
+    class: String,
+    folder: PathBuf,
+    file: PathBuf,
+    sha256: Digest,
+    reward_range: (f64, f64),
+    call_seconds: u64,
+    reset_seconds: u64,
+    start_seconds: u64,
+    memory_mib: u64,
+    episodes_per_process: u64,
+    variables: Vec<String>,
+    claimed: Determinism,
+    probe_task: Map<String, Value>,
+}
+
+/// Reads a section whose module may lie in `base`.
+pub(crate) fn parse(
+    fields: &mut Fields<'_>,
+    base: Option<&Path>,
+) -> Result<Arc<dyn Blueprint>, SpecError> {
+    let name = fields.text(KEY, "\"module:Class\"")?;
+    let wrong = || SpecError::Value {
+        field: "environment.python".into(),
+        expected: "\"module:Class\", a class of a Python file beside the recipe".into(),
+        found: crate::fields::shown(&name.into()),
+    };
+    let identifier = |text: &str| {
+        let first = text.chars().next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+        first && text.len() <= 100 && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    let (module, class) = name.split_once(':').ok_or_else(wrong)?;
+    if !identifier(class) || module.len() > 400 || !module.split('.').all(identifier) {
+        return Err(wrong());
+    }
+    let (folder, file) = find(module, base)?;
+    let source = std::fs::read(&file).map_err(|error| SpecError::Module {
+        module: module.into(),
+        reason: format!("{}: {error}", file.display()),
+    })?;
+    let sha256 = Digest::of(&source);
+    if let Some(frozen) = fields.optional_text("sha256", "the SHA-256 of the module's file")?
+        && frozen != sha256.to_string()
+    {
+        return Err(SpecError::Module {
+            module: module.into(),
+            reason: format!("{} has SHA-256 {sha256}, not {frozen}", file.display()),
+        });
+    }
+    let determinisms =
+        [("deterministic", Determinism::Deterministic), ("recorded", Determinism::Recorded)];
+    let settings = Settings {
+        name: name.into(),
+        module: module.into(),
+        class: class.into(),
+        folder,
+        file,
+        sha256,
+        reward_range: fields.range("reward_range", (0.0, 1.0))?,
+        call_seconds: fields.integer("call_seconds", 30, 1..=3600)?,
+        reset_seconds: fields.integer("reset_seconds", 60, 1..=3600)?,
+        start_seconds: fields.integer("start_seconds", 120, 1..=3600)?,
+        memory_mib: fields.integer("memory_mib", 4096, 0..=1 << 24)?,
+        episodes_per_process: fields.integer("episodes_per_process", 256, 1..=1_000_000)?,
+        variables: fields.texts("variables", 64)?,
+        claimed: fields.choice("determinism", Determinism::Deterministic, &determinisms)?,
+        probe_task: fields.object("probe_task")?.cloned().unwrap_or_default(),
+    };
+    let hosts = Arc::new(Hosts { settings, idle: Mutex::default() });
+    Ok(Arc::new(Class { hosts, described: OnceLock::new() }))
+}
+
+/// The folder that `module` is imported from, and its file.
+fn find(module: &str, base: Option<&Path>) -> Result<(PathBuf, PathBuf), SpecError> {
+    let named = env::var_os(FOLDERS_VARIABLE).unwrap_or_default();
+    let folders: Vec<PathBuf> = base
+        .map(Path::to_owned)
+        .into_iter()
+        .chain(env::split_paths(&named).filter(|folder| !folder.as_os_str().is_empty()))
+        .map(|folder| if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder })
+        .collect();
+    let path: PathBuf = module.split('.').collect();
+    for folder in &folders {
+        for file in
+            [folder.join(&path).with_extension("py"), folder.join(&path).join("__init__.py")]
+        {
+            if let (true, Ok(folder), Ok(file)) =
+                (file.is_file(), folder.canonicalize(), file.canonicalize())
+            {
+                return Ok((folder, file));
+            }
+        }
+    }
+    let shown: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let shown = if shown.is_empty() { "any folder".into() } else { shown.join(", ") };
+    Err(SpecError::Module {
+        module: module.into(),
+        reason: format!(
+            "no file {}.py in {shown}; put it beside the recipe or name its folder in \
+             {FOLDERS_VARIABLE}",
+            path.display()
+        ),
+    })
+}
+
+impl Settings {
+    fn fault(&self, during: &'static str, what: String) -> Fault {
+        Fault::Process { environment: self.name.clone(), during, what }
+    }
+
+    fn version(&self) -> String {
+        format!("{VERSION} {}", self.sha256)
+    }
+
+    fn describe(&self, tools: Vec<Tool>) -> Description {
+        let tool = |tool: Tool| ToolSpec {
+            name: tool.name,
+            description: tool.description,
+            parameters: tool.parameters,
+            returns: tool.returns,
+        };
+        Description {
+            name: self.name.clone(),
+            version: self.version(),
+            tools: tools.into_iter().map(tool).collect(),
+            milestones: Vec::new(),
+            reward_range: self.reward_range.0..=self.reward_range.1,
+            determinism: self.claimed,
+        }
+    }
+}
+
+/// Processes that can play the class.
+#[derive(Debug)]
+struct Hosts {
+    settings: Settings,
+    /// Between episodes: nothing runs in them.
+    idle: Mutex<Vec<Process>>,
+}
+
+impl Hosts {
+    fn start(&self) -> Result<(Process, Vec<Tool>), Fault> {
+        let settings = &self.settings;
+        let hello = json!({
+            "op": "hello",
+            "folder": settings.folder,
+            "file": settings.file,
+            "module": settings.module,
+            "class": settings.class,
+            "sha256": settings.sha256,
+            "memory_mib": settings.memory_mib,
+        });
+        let patience = Duration::from_secs(settings.start_seconds);
+        let started = Process::start(&settings.folder, &settings.variables)
+            .and_then(|mut process| Ok((process.ask(hello, patience)?.tools, process)));
+        let (tools, process) = started.map_err(|what| settings.fault("its start", what))?;
+        Ok((process, tools))
+    }
+
+    fn take(&self) -> Result<Process, Fault> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(process) => Ok(process),
+            None => self.start().map(|(process, _)| process),
+        }
+    }
+
+    /// Ends the episode of a process and keeps it for another one.
+    fn give_back(&self, mut process: Process) -> Result<(), Fault> {
+        process
+            .ask(json!({"op": "close"}), CLOSING)
+            .map_err(|what| self.settings.fault("the end of its episode", what))?;
+        process.episodes += 1;
+        if process.episodes < self.settings.episodes_per_process {
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+        }
+        Ok(())
+    }
+}
+
+/// A class in a recipe.
+#[derive(Debug)]
+struct Class {
+    hosts: Arc<Hosts>,
+    described: OnceLock<Result<Description, Fault>>,
+}
+
+impl Class {
+    /// What the class is, asked once, with its claim to be deterministic put to the test.
+    fn described(&self) -> Result<Description, Fault> {
+        self.described.get_or_init(|| self.examine()).clone()
+    }
+
+    fn examine(&self) -> Result<Description, Fault> {
+        let settings = &self.hosts.settings;
+        let (process, tools) = self.hosts.start()?;
+        self.hosts.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
+        let mut description = settings.describe(tools);
+        if settings.claimed == Determinism::Recorded {
+            return Ok(description);
+        }
+        let opening = Opening { hosts: self.hosts.clone(), description: description.clone() };
+        let spec = EnvironmentSpec::custom(Arc::new(opening), Limits::default());
+        let task = Task {
+            id: "probe".into(),
+            prompt: String::new(),
+            fields: Value::Object(settings.probe_task.clone()).to_string(),
+            split: Split::Train,
+        };
+        let report = probe(&spec, &task, 0).map_err(|fault| {
+            settings.fault(
+                "its probe",
+                format!(
+                    "{fault}; where reset needs a row's fields, set environment.probe_task to a \
+                     task object"
+                ),
+            )
+        })?;
+        description.determinism = report.verdict();
+        Ok(description)
+    }
+}
+
+impl Blueprint for Class {
+    fn key(&self) -> &'static str {
+        KEY
+    }
+
+    fn name(&self) -> &str {
+        &self.hosts.settings.name
+    }
+
+    fn version(&self) -> String {
+        self.hosts.settings.version()
+    }
+
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.hosts.settings.folder)
+    }
+
+    fn settings(&self) -> Map<String, Value> {
+        let settings = &self.hosts.settings;
+        spec::settings(json!({
+            "sha256": settings.sha256,
+            "reward_range": [settings.reward_range.0, settings.reward_range.1],
+            "call_seconds": settings.call_seconds,
+            "reset_seconds": settings.reset_seconds,
+            "start_seconds": settings.start_seconds,
+            "memory_mib": settings.memory_mib,
+            "episodes_per_process": settings.episodes_per_process,
+            "variables": settings.variables,
+            "determinism": settings.claimed,
+            "probe_task": settings.probe_task,
+        }))
+    }
+
+    fn check_task(&self, task: &Task) -> Result<(), SpecError> {
+        task_fields(task).map(|_| ())
+    }
+
+    fn open(&self) -> Result<Box<dyn Environment>, Fault> {
+        let description = self.described()?;
+        Ok(Box::new(Episode { hosts: self.hosts.clone(), description, process: None }))
+    }
+
+    fn score(&self, _: &BTreeSet<&str>) -> Option<Score> {
+        None
+    }
+}
+
+/// The class before its claim was tested: what the probe plays.
+#[derive(Debug)]
+struct Opening {
+    hosts: Arc<Hosts>,
+    description: Description,
+}
+
+impl Blueprint for Opening {
+    fn name(&self) -> &str {
+        &self.hosts.settings.name
+    }
+
+    fn version(&self) -> String {
+        self.hosts.settings.version()
+    }
+
+    fn settings(&self) -> Map<String, Value> {
+        Map::new()
+    }
+
+    fn check_task(&self, _: &Task) -> Result<(), SpecError> {
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Box<dyn Environment>, Fault> {
+        let (hosts, description) = (self.hosts.clone(), self.description.clone());
+        Ok(Box::new(Episode { hosts, description, process: None }))
+    }
+
+    fn score(&self, _: &BTreeSet<&str>) -> Option<Score> {
+        None
+    }
+}
+
+/// An episode: a process from its first reset on.
+struct Episode {
+    hosts: Arc<Hosts>,
+    description: Description,
+    process: Option<Process>,
+}
+
+impl Episode {
+    fn ask(
+        &mut self,
+        during: &'static str,
+        request: Value,
+        seconds: u64,
+    ) -> Result<process::Answer, Fault> {
+        let settings = &self.hosts.settings;
+        let Some(mut process) = self.process.take() else {
+            return Err(settings.fault(during, "there was no reset before it".into()));
+        };
+        // A process that failed is dropped, and all that runs below it with it.
+        let answer = process
+            .ask(request, Duration::from_secs(seconds))
+            .map_err(|what| settings.fault(during, what))?;
+        self.process = Some(process);
+        Ok(answer)
+    }
+}
+
+impl Environment for Episode {
+    fn describe(&self) -> &Description {
+        &self.description
+    }
+
+    fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault> {
+        let fields =
+            task_fields(task).map_err(|error| Fault::Task { task: task.id.clone(), error })?;
+        if let Some(used) = self.process.take() {
+            self.hosts.give_back(used)?;
+        }
+        self.process = Some(self.hosts.take()?);
+        let mut row = Map::new();
+        row.insert("id".into(), task.id.clone().into());
+        row.insert("prompt".into(), task.prompt.clone().into());
+        row.insert("seed".into(), seed.into());
+        row.extend(fields);
+        let request = json!({"op": "reset", "seed": seed, "row": row});
+        let seconds = self.hosts.settings.reset_seconds;
+        Ok(self.ask("reset", request, seconds)?.text)
+    }
+
+    fn call(&mut self, tool: &str, arguments: &Map<String, Value>) -> Result<Reply, Fault> {
+        let request = json!({"op": "call", "tool": tool, "arguments": arguments});
+        let seconds = self.hosts.settings.call_seconds;
+        let answer = self.ask("a call", request, seconds)?;
+        let result = match answer.raised {
+            Some(message) => Err(Raised(message)),
+            None => Ok(answer.text.unwrap_or_default()),
+        };
+        Ok(Reply { result, reached: Vec::new(), done: answer.done })
+    }
+
+    fn score(&mut self) -> Result<Score, Fault> {
+        let seconds = self.hosts.settings.call_seconds;
+        let answer = self.ask("its reward", json!({"op": "score"}), seconds)?;
+        let reward = answer.reward.ok_or_else(|| {
+            self.hosts.settings.fault("its reward", "its reply holds no reward".into())
+        })?;
+        let success = reward >= self.hosts.settings.reward_range.1;
+        Ok(Score { reward, success, milestones: Default::default() })
+    }
+}
+
+impl Drop for Episode {
+    fn drop(&mut self) {
+        if let Some(process) = self.process.take() {
+            // A process that does not end its episode has been dropped, which is all that is left to do.
+            drop(self.hosts.give_back(process));
+        }
+    }
+}
