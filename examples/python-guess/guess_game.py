@@ -1,4 +1,4 @@
-"""A guessing game as TRL's `environment_factory` takes it: Rollcall runs the class as it is."""
+"""A guessing game as TRL's `environment_factory` takes it. Rollcall runs the class as it is."""
 
 import random
 
@@ -20,7 +20,7 @@ class GuessGame:
         self.solved = False
         return f"The number is between 1 and {largest}. You have {guesses} guesses."
 
-    def guess(self, value: int) -> str:
+    def guess(self, value: int):
         """
         Guess the hidden number. Answers higher, lower or correct.
 

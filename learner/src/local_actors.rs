@@ -13,6 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use environments::python::FOLDERS_VARIABLE;
+
 /// The environment variable that carries a join string.
 pub const JOIN_VARIABLE: &str = "ROLLCALL_JOIN";
 
@@ -34,6 +36,8 @@ pub struct LocalActorConfig {
     pub devices: Vec<String>,
     /// Episodes in flight per actor.
     pub slots: u32,
+    /// Where the code of the run's environment lies, where it is not part of the actor.
+    pub environment_folder: Option<PathBuf>,
     /// Extra arguments.
     pub arguments: Vec<String>,
 }
@@ -170,6 +174,9 @@ impl LocalActors {
             .process_group(0);
         if !config.devices.is_empty() {
             command.arg("--device").arg(&config.devices[index % config.devices.len()]);
+        }
+        if let Some(folder) = &config.environment_folder {
+            command.env(FOLDERS_VARIABLE, folder);
         }
         command.args(&config.arguments);
         let child = command

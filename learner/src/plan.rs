@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use environments::{Description, Recorder, ToolSpec};
+use environments::{Description, Determinism, Recorder, ToolSpec};
 use policy::{
     chat::{ChatError, ChatFormat, ChatOptions},
     model::{Checkpoint, CheckpointDigests},
@@ -117,6 +117,17 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     recipe.reward.check(&environment).map_err(|error| {
         RecipeError::conflict("reward", error.to_string(), "or choose another environment")
     })?;
+    let scored = recipe.environment.score_trace(&[]).is_some();
+    if environment.determinism == Determinism::Recorded && !scored {
+        return Err(RecipeError::conflict(
+            "environment",
+            format!(
+                "{} gives other episodes for the same seed, and its trace does not decide its score",
+                environment.name
+            ),
+            "take its randomness from the seed; `actor check` says what differs",
+        ));
+    }
     recipe.evidence.check(&environment)?;
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);

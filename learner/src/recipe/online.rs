@@ -151,7 +151,7 @@ impl Recipe {
             chat_template_kwargs: kwargs(&recipe)?,
             system_prompt: recipe.optional_text("system_prompt", MAX_SETTING)?.map(Into::into),
             lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
-            environment: EnvironmentSpec::parse(environment)?,
+            environment: EnvironmentSpec::parse_in(environment, base)?,
             evaluation: evaluation(&recipe, base, training.sampling)?,
             reward: reward(&recipe)?,
             evidence: evidence(&recipe)?,
