@@ -118,8 +118,9 @@ enum Command {
         #[arg(long)]
         model: Option<PathBuf>,
         /// Score so many accepted episodes again under the adapters that played them.
-        #[arg(long, value_name = "EPISODES", requires = "model")]
-        sampling: Option<usize>,
+        #[arg(long, value_name = "EPISODES", requires = "model",
+              value_parser = clap::value_parser!(u32).range(1..))]
+        sampling: Option<u32>,
         /// Decides which episodes are scored again.
         #[arg(long, default_value_t = 0)]
         seed: u64,
@@ -191,9 +192,10 @@ struct NetworkArguments {
     /// Host name or address in the join string: how actors reach this machine.
     #[arg(long)]
     host: Option<String>,
-    /// Actor processes to start on this machine.
-    #[arg(long, default_value_t = 0)]
-    local_actors: usize,
+    /// Actor processes to start on this machine. Where no port is given to listen on, evaluations and
+    /// calibrations start one.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=256))]
+    local_actors: u16,
     /// Devices of the local actors, round robin; the learner's own by default.
     #[arg(long, value_delimiter = ',')]
     actor_devices: Vec<String>,
@@ -207,7 +209,7 @@ struct NetworkArguments {
     #[arg(long)]
     identity: Option<PathBuf>,
     /// Seconds that an actor has for an episode before its lease goes to another.
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     lease_seconds: u64,
 }
 
@@ -218,7 +220,7 @@ impl NetworkArguments {
             device: self.device,
             listen: self.listen,
             host,
-            local_actors: self.local_actors,
+            local_actors: usize::from(self.local_actors),
             actor_devices: self.actor_devices,
             actor_slots: self.actor_slots,
             actor_program: self.actor_program,
@@ -304,8 +306,12 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         }
         Command::Audit { run, model, sampling, seed, device, json } => {
             let sampling = sampling.zip(model.clone());
-            let sampling =
-                sampling.map(|(episodes, model)| SamplingCheck { model, device, episodes, seed });
+            let sampling = sampling.map(|(episodes, model)| SamplingCheck {
+                model,
+                device,
+                episodes: episodes as usize,
+                seed,
+            });
             audit(&run, model.as_deref(), sampling.as_ref(), json)
         }
         Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {

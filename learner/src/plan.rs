@@ -129,6 +129,9 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         ));
     }
     recipe.evidence.check(&environment)?;
+    recipe.lora.to_config().check_fits(config).map_err(|error| {
+        RecipeError::conflict("lora", error.to_string(), "name linears that the model has")
+    })?;
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));

@@ -89,10 +89,21 @@ fn row(
     options: &ScoreOptions,
     formats: &mut HashMap<String, ChatFormat>,
 ) -> Result<ScoreRow, String> {
+    const KEYS: [&str; 5] = ["id", "ids", "from", "messages", "tools"];
+    let object = value.as_object().ok_or("a row is an object")?;
+    if let Some(key) = object.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        return Err(format!("unknown key {key:?}; a row has {}", KEYS.join(", ")));
+    }
+    if object.contains_key("messages")
+        && (object.contains_key("ids") || object.contains_key("from"))
+    {
+        return Err("give `ids` (and `from`) or `messages` (and `tools`), not both".into());
+    }
     if let Some(Value::Array(messages)) = value.get("messages") {
         let tools = match value.get("tools") {
+            None => Vec::new(),
             Some(Value::Array(tools)) => tools.clone(),
-            _ => Vec::new(),
+            Some(_) => return Err("`tools` must be a list".into()),
         };
         let key = Value::from(tools.clone()).to_string();
         if !formats.contains_key(&key) {

@@ -51,3 +51,13 @@ fn every_case_renders_as_python_does() {
     assert!(tried > 0);
     assert!(failures.is_empty(), "{} of {tried} differ:\n{}", failures.len(), failures.join("\n"));
 }
+
+/// A template that counts to ten thousand million would hang whoever opens the checkpoint.
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let endless =
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}x";
+    let template = Template::new(endless, "endless", None).expect("it is a template");
+    let error = template.render(&serde_json::Map::new()).expect_err("it must not end");
+    assert!(error.to_string().contains("fuel"), "{error}");
+}

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, process::Command};
 
+use serde_json::json;
 use tests::{Demo, Finished, digest, finish, programs, start};
 
 /// The one line of a mistake.
@@ -49,6 +50,28 @@ fn a_recipe_that_is_missing_or_has_an_unknown_key_or_a_bad_value() {
     let mut demo = Demo::new(1);
     demo.recipe["training"]["top_p"] = 1.5.into();
     mistake(&train(&demo, &[]), &["training.top_p", "1.5"]);
+}
+
+#[test]
+fn adapter_targets_that_the_model_lacks_and_a_byte_order_mark() {
+    let mut demo = Demo::new(1);
+    for targets in [json!("(((("), json!(["nope"]), json!("zzz")] {
+        demo.recipe["lora"]["target_modules"] = targets;
+        let recipe = demo.write();
+        mistake(&learner(&["plan", recipe.to_str().expect("text")]), &["lora", "target_modules"]);
+    }
+    let recipe = demo.write();
+    let text = std::fs::read(&recipe).expect("read");
+    std::fs::write(&recipe, [b"\xef\xbb\xbf".as_slice(), &text].concat()).expect("written");
+    mistake(&learner(&["plan", recipe.to_str().expect("text")]), &["byte order mark"]);
+}
+
+#[test]
+fn a_mistake_before_the_first_episode_leaves_no_run_behind() {
+    let demo = Demo::new(1);
+    let finished = train(&demo, &["--actor-program", "/bin/true"]);
+    mistake(&finished, &["local actor"]);
+    assert!(!demo.run().exists());
 }
 
 #[test]

@@ -17,8 +17,13 @@ pub struct JsonError(String);
 /// Reads one JSON value.
 ///
 /// # Errors
-/// The text is not JSON, is nested deeper than 127 levels, or has an object with a repeated key.
+/// The text is not JSON, starts with a byte order mark, is nested deeper than 127 levels, or has an object with a repeated key.
 pub fn parse(text: &[u8]) -> Result<Value, JsonError> {
+    if text.starts_with(b"\xef\xbb\xbf") {
+        return Err(JsonError(
+            "it starts with a byte order mark; save it as UTF-8 without one".into(),
+        ));
+    }
     match serde_json::from_slice::<Strict>(text) {
         Ok(Strict(value)) => Ok(value),
         Err(error) => Err(JsonError(error.to_string())),

@@ -85,6 +85,8 @@ pub fn calibrate(
     progress: &mut Progress,
 ) -> Result<Vec<Calibrated>, Failure> {
     let mut file = existing(&options.file)?;
+    // Before thousands of episodes are played for it.
+    write(&options.file, &file)?;
     let learner_device = network.device.resolve().to_string();
     let generations = u64::from(plan.recipe.training.num_generations);
     let adapter = options.adapter.as_deref();
@@ -116,16 +118,20 @@ pub fn calibrate(
         });
         file.put(pair);
     }
-    let mut text = serde_json::to_vec_pretty(&file).map_err(Failure::fault)?;
-    text.push(b'\n');
-    write_atomic(&options.file, &text, true).map_err(Failure::fault)?;
+    write(&options.file, &file)?;
     Ok(calibrated)
+}
+
+fn write(path: &Path, file: &Calibration) -> Result<(), Failure> {
+    let mut text = serde_json::to_vec_pretty(file).map_err(Failure::fault)?;
+    text.push(b'\n');
+    write_atomic(path, &text, true).map_err(Failure::mistake)
 }
 
 /// The file as it is, to be added to; a new one where there is none.
 fn existing(path: &Path) -> Result<Calibration, Failure> {
     if !path.exists() {
-        return Ok(Calibration::default());
+        return Ok(Calibration::new());
     }
     Calibration::read(path).map(|(file, _)| file).map_err(Failure::mistake)
 }

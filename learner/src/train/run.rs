@@ -86,6 +86,13 @@ pub fn train(
         Err(_) => save_adapter(&learner, &mut files).map(drop),
     };
     learner.finish(&reason);
+    if let Err(Failure::Mistake(_)) = &result
+        && learner.counts().leases.received == 0
+    {
+        // Nothing was played: the mended command shall not find the directory in its way.
+        std::fs::remove_dir_all(files.path()).map_err(Failure::fault)?;
+        return result;
+    }
     let closed = files.close(status, &reason, &learner.counts()).map_err(Failure::fault);
     let summary = match result {
         Err(Failure::Interrupted(_)) => {

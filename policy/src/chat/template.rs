@@ -8,6 +8,9 @@ use serde_json::{Map, Value};
 use super::{ChatError, TemplateDate, filters, source};
 
 const NAME: &str = "chat_template";
+/// Steps of the template engine for one rendering: a hundred times what a conversation of a thousand
+/// messages takes, and a second or two of work.
+const FUEL: u64 = 20_000_000;
 
 /// A compiled chat template.
 pub struct Template {
@@ -28,6 +31,7 @@ impl Template {
         let mut env = Environment::new();
         env.set_trim_blocks(true);
         env.set_lstrip_blocks(true);
+        env.set_fuel(Some(FUEL));
         filters::install(&mut env);
         if let Some(date) = today {
             env.add_function("strftime_now", move |format: &str| date.strftime(format));

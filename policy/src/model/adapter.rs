@@ -8,7 +8,8 @@ use burn::{
 };
 
 use super::{
-    decoder::Decoder, error::ModelError, random::Draws, target::TargetModules, weights::LinearInfo,
+    config::ModelConfig, decoder::Decoder, error::ModelError, random::Draws, target::TargetModules,
+    weights::LinearInfo,
 };
 
 /// The settings of an adapter, as in PEFT's `LoraConfig`.
@@ -29,6 +30,15 @@ impl LoraConfig {
     pub fn scale(&self) -> f64 {
         let r = self.r as f64;
         self.alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+
+    /// Checks the settings against a model's linears, without its weights.
+    ///
+    /// # Errors
+    /// Settings out of bounds, or targets that match no linear.
+    pub fn check_fits(&self, model: &ModelConfig) -> Result<(), ModelError> {
+        self.check()?;
+        self.target_modules.select(&model.linears()).map(drop)
     }
 
     pub(crate) fn check(&self) -> Result<(), ModelError> {

@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{SamplingBounds, SamplingEvidence, SamplingTest};
 
+/// No bound is above this: beyond it nothing would ever be refused.
+const LARGEST: f64 = 100.0;
 /// Largest calibration file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// How far above the honest values a bound lies.
@@ -71,7 +73,7 @@ pub struct Pair {
 }
 
 /// A calibration file.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
     /// Of this format: 1.
@@ -147,6 +149,32 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// Whether it can be what [`Pair::calibrate`] gives.
+    fn check(&self) -> Result<(), String> {
+        for device in [&self.id.learner_device, &self.id.actor_device] {
+            if !["cpu", "cuda"].contains(&device.as_str()) {
+                return Err(format!("{device:?} is no kind of device; there are cpu and cuda"));
+            }
+        }
+        for test in SamplingTest::ALL {
+            let (bound, most) = (self.bounds.of(test), self.honest_most.of(test));
+            if !(bound.is_finite() && bound >= FLOOR && bound <= LARGEST) {
+                return Err(format!("bound {bound} is not between {FLOOR} and {LARGEST}"));
+            }
+            if !(most.is_finite() && most >= 0.0) {
+                return Err(format!("honest_most {most} is no deviation"));
+            }
+        }
+        let FalsePositives { episodes, flagged, rate, upper_95 } = self.false_positives;
+        let share = 0.0..=1.0;
+        if flagged > episodes || !share.contains(&rate) || !share.contains(&upper_95) {
+            return Err(format!("false_positives of {flagged} in {episodes} cannot be"));
+        }
+        Ok(())
+    }
+}
+
 fn by_test(value: impl Fn(SamplingTest) -> f64) -> SamplingBounds {
     SamplingBounds {
         deficit_max: value(SamplingTest::DeficitMax),
@@ -206,18 +234,22 @@ impl Calibration {
         if read.schema_version != 1 {
             return Err(wrong(format!("schema_version is {}, not 1", read.schema_version)));
         }
-        let sound = |bound: f64| bound.is_finite() && bound >= 0.0;
         for (at, pair) in read.pairs.iter().enumerate() {
-            if !SamplingTest::ALL.into_iter().all(|test| sound(pair.bounds.of(test))) {
-                return Err(wrong(format!("pairs[{at}].bounds holds a bound that is no bound")));
+            pair.check().map_err(|problem| wrong(format!("pairs[{at}]: {problem}")))?;
+            if read.pairs[..at].iter().any(|other| other.id == pair.id) {
+                return Err(wrong(format!("pairs[{at}] is there twice")));
             }
         }
         Ok((read, Digest::of(&text)))
     }
 
+    /// A file without pairs.
+    pub fn new() -> Self {
+        Self { schema_version: 1, pairs: Vec::new() }
+    }
+
     /// Adds a pair, in place of an earlier one of the same devices and settings.
     pub fn put(&mut self, pair: Pair) {
-        self.schema_version = 1;
         self.pairs.retain(|it| it.id != pair.id);
         self.pairs.push(pair);
     }
@@ -281,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_pair_replaces_its_predecessor_and_serves_its_own_settings_only() {
-        let mut file = Calibration::default();
+        let mut file = Calibration::new();
         for count in [40, 60] {
             file.put(Pair::calibrate(id(), &honest(count), 1e-3).expect("enough"));
         }
@@ -297,7 +329,7 @@ mod tests {
     #[test]
     fn damaged_files_are_refused_in_one_line() {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
-        let mut good = Calibration::default();
+        let mut good = Calibration::new();
         good.put(Pair::calibrate(id(), &honest(64), 1e-3).expect("enough"));
         let text = serde_json::to_string(&good).expect("JSON");
         fs::write(file.path(), &text).expect("written");
