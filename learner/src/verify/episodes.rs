@@ -1,6 +1,6 @@
 //! Audits every episode again from its bytes and compares the evidence with what it gives.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 use protocol::{CallKind, EpisodeId, Split};
 use rayon::prelude::*;
@@ -9,12 +9,17 @@ use serde_json::Value;
 use super::{
     CheckName, Report,
     ledger::{Accepted, Ledger, Refused},
+    recorded::{judge, problem},
     tally::Tallies,
     terms::Terms,
 };
 use crate::{
     advantage::group_advantages,
-    audit::{Audited, Presented, check_group},
+    audit::{
+        Audited, Presented, check_group,
+        sampling::{SamplingJudge, SamplingMode},
+    },
+    curriculum::evaluation_round,
     files::{
         EVIDENCE, EvidenceLine, EvidenceReader, EvidenceRow, JOURNAL, PolicyVersion, REJECTED,
         evidence_line,
@@ -38,6 +43,7 @@ pub(super) struct Episodes<'a> {
     step: u64,
     audited: u64,
     tallies: Tallies,
+    judge: SamplingJudge,
 }
 
 impl<'a> Episodes<'a> {
@@ -51,6 +57,7 @@ impl<'a> Episodes<'a> {
             step: 0,
             audited: 0,
             tallies: Tallies::default(),
+            judge: judge(terms),
         };
         this.evidence(report);
         this.left_over(report);
@@ -226,6 +233,15 @@ impl<'a> Episodes<'a> {
                 None
             }
         };
+        let examined = match (&advantages, self.judge.mode) {
+            (_, SamplingMode::Off) => Some(false),
+            // A group without gradient is not scored.
+            (Some(it), _) => {
+                let flat = it.advantages.iter().all(|advantage| *advantage == 0.0);
+                Some(!flat || self.terms.recipe.training.beta != 0.0)
+            }
+            (None, _) => (!training).then_some(false),
+        };
         for (index, (line, audited)) in rollouts.iter().enumerate() {
             let step = self.step_of(line, report);
             let advantage = match &advantages {
@@ -235,6 +251,11 @@ impl<'a> Episodes<'a> {
                 None => None,
             };
             self.compare(line, audited, step, advantage, report);
+            let device = self.ledger.accepted.get(&audited.id).map_or("", |it| &it.device);
+            let record = line.row.sampling.as_ref();
+            if let Some(problem) = problem(&self.judge, record, audited, device, examined) {
+                report.fail(CheckName::EvidenceRows, "sampling_record", place(line), problem);
+            }
         }
         let step = first.row.optimizer_step;
         let rollouts: Vec<&Audited> = rollouts.iter().map(|(_, audited)| audited).collect();
@@ -281,11 +302,6 @@ impl<'a> Episodes<'a> {
             Ok(expected) => expected,
             Err(error) => return report.fail(Name, "evidence_row", place(line), error),
         };
-        let tokens = line.row.sampling.as_ref().map(|it| it.evidence.tokens);
-        if tokens.is_some_and(|tokens| tokens != audited.policy_audit.assistant_tokens) {
-            let problem = "sampling speaks of another number of ids";
-            report.fail(Name, "evidence_row", place(line), problem);
-        }
         if without_sampling(line) == expected {
             return;
         }
@@ -312,7 +328,7 @@ impl<'a> Episodes<'a> {
             .accepted
             .iter()
             .filter(|(id, _)| !self.seen.contains(id))
-            .map(|(id, accepted)| (*id, *accepted))
+            .map(|(id, accepted)| (*id, accepted.clone()))
             .collect();
         left.sort_unstable_by_key(|(_, accepted)| accepted.position);
         for chunk in left.chunks(BATCH) {
@@ -337,6 +353,12 @@ impl<'a> Episodes<'a> {
             let note = format!("{} accepted episodes were not used", left.len());
             report.note(CheckName::Episodes, note);
         }
+        // What is complete counts: to drop it would be to choose among results.
+        for (group, _) in self.ledger.groups.iter().filter(|(_, it)| it.dropped && it.complete()) {
+            let problem = "it was dropped, and every answer of it was accepted";
+            let place = format!("group {group}");
+            report.fail(CheckName::Groups, "group_dropped_complete", place, problem);
+        }
         let missing = self.ledger.groups.iter().filter(|(group, it)| {
             self.terms.completed() && !it.dropped && !self.groups.contains(group)
         });
@@ -357,15 +379,20 @@ impl<'a> Episodes<'a> {
         }
         let kept = refused.iter().filter(|it| it.kept.is_some()).count();
         report.looked_at(Name, format!("{} refused, {kept} audited again", refused.len()));
-        let mut names: BTreeMap<String, u64> = BTreeMap::new();
         for it in refused {
-            *names.entry(format!("{}.json", it.id)).or_default() += 1;
             let place = format!("{REJECTED}/{}.json", it.id);
             if let Err(problem) = self.refused_file(it) {
                 report.fail(Name, "rejection_file", &place, problem);
             }
-            if it.taken_back && !of_sampling(&it.reason) {
-                let problem = format!("it was accepted, and taken back for {}", it.reason);
+            let by_evidence = of_sampling(&it.reason)
+                && evaluation_round(it.lease.group).is_none()
+                && self.judge.mode == SamplingMode::Enforce;
+            if it.taken_back && !by_evidence {
+                let problem = format!(
+                    "it was accepted, and taken back for {}; only enforced sampling evidence about a \
+                     training group does that",
+                    it.reason
+                );
                 report.fail(Name, "rejection_reason", &place, problem);
             }
             if it.kept.is_none() {
@@ -378,14 +405,6 @@ impl<'a> Episodes<'a> {
                     report.fail(Name, "rejection_reason", &place, problem);
                 }
                 Err(problem) => report.fail(Name, "rejection_reason", &place, problem),
-            }
-        }
-        let listed = std::fs::read_dir(self.terms.directory.join(REJECTED));
-        for entry in listed.into_iter().flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if !names.contains_key(&name) && !name.starts_with('.') {
-                let place = format!("{REJECTED}/{name}");
-                report.fail(Name, "rejection_file", place, "the journal knows of no such refusal");
             }
         }
     }

@@ -7,9 +7,11 @@ use protocol::{
 };
 use serde_json::Value;
 
-use super::{CheckName, Report, terms::Terms};
+use super::{CheckName, Report, evaluations, terms::Terms};
 use crate::{
-    curriculum::{EVALUATION_GROUPS, TaskOrder, episode_seed, evaluation_round, order_key},
+    curriculum::{
+        EVALUATION_GROUPS, TaskOrder, episode_seed, evaluation_group, evaluation_round, order_key,
+    },
     files::JOURNAL,
     journal::{JournalError, JournalReader, Position, Record},
     leases::GroupOrder,
@@ -24,10 +26,19 @@ pub(super) struct LedgerGroup {
     answers: BTreeMap<u32, EpisodeId>,
 }
 
+impl LedgerGroup {
+    /// Whether every lease has an answer that counts.
+    pub(super) fn complete(&self) -> bool {
+        self.answers.len() as u64 == u64::from(self.order.generations)
+    }
+}
+
 /// An accepted episode.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Accepted {
     pub(super) lease: LeaseId,
+    /// What it was sampled on, in the actor's own words.
+    pub(super) device: Box<str>,
     pub(super) position: Position,
 }
 
@@ -153,7 +164,7 @@ impl Ledger {
             Record::Policy { step, policy, adapter, bytes, archived } => {
                 self.policies.push(Announced { step, policy, adapter, bytes, archived });
             }
-            Record::Accepted { body, .. } => {
+            Record::Accepted { body, device, .. } => {
                 let id = EpisodeId::of_body(body);
                 let Some((_, lease)) = peek_lease(body) else {
                     report.fail(Name, "bad_frame", place(), format!("episode {id} has no lease"));
@@ -173,7 +184,7 @@ impl Ledger {
                         report.fail(Name, "lease_unknown", place(), problem);
                     }
                 }
-                self.accepted.insert(id, Accepted { lease, position });
+                self.accepted.insert(id, Accepted { lease, device: device.into(), position });
             }
             Record::Rejected { lease, id, reason, body, .. } => {
                 let taken_back = self.accepted.remove(&id).is_some();
@@ -256,6 +267,12 @@ impl Ledger {
                 Some(_) => {}
             }
         }
+        if terms.completed() {
+            for group in due(terms, &self.groups) {
+                let problem = "the recipe decides on it, and it was never ordered";
+                report.fail(Name, "group_unordered", format!("group {group}"), problem);
+            }
+        }
         let by = if terms.tasks.is_some() {
             "tasks by the data sets"
         } else {
@@ -264,6 +281,23 @@ impl Ledger {
         let groups = self.groups.len();
         report.looked_at(Name, format!("{leases} leases of {groups} groups; {by}"));
     }
+}
+
+/// Groups that a completed run must have ordered, and has not.
+fn due<'a>(
+    terms: &Terms,
+    ordered: &'a BTreeMap<u64, LedgerGroup>,
+) -> impl Iterator<Item = u64> + use<'a> {
+    let training = &terms.recipe.training;
+    let groups = u64::from(training.groups_per_step()) * u64::from(training.max_steps);
+    let rounds = (0_u32..).zip(evaluations::due(terms)).map(|(round, _)| round);
+    let rows = terms.manifest.evaluation_dataset.as_ref().map_or(0, |it| it.rows);
+    let rows = u32::try_from(rows).unwrap_or(u32::MAX);
+    let held_out = rounds
+        .collect::<Vec<_>>()
+        .into_iter()
+        .flat_map(move |round| (0..rows).map(move |row| evaluation_group(round, row)));
+    (0..groups).chain(held_out).filter(|group| !ordered.contains_key(group))
 }
 
 /// What the recipe decides about a group.

@@ -8,8 +8,11 @@
 //! What a directory cannot show by itself: that it is the directory of the run that one means. Its
 //! manifest's SHA-256 is printed for that; it commits to all the rest.
 
+mod entries;
 mod episodes;
+mod evaluations;
 mod ledger;
+mod recorded;
 mod report;
 mod sampling;
 mod tally;
@@ -65,7 +68,11 @@ pub fn verify(directory: &Path, model: Option<&Path>) -> Result<Report, VerifyEr
         let ledger = Ledger::read(&terms, &mut report);
         ledger.check_orders(&terms, &mut report);
         let tallies = Episodes::check(&terms, &ledger, &mut report);
-        let gradients = totals::metrics(&terms, &tallies, &mut report);
+        let rounds = evaluations::rounds(&ledger, &tallies);
+        evaluations::given_up(&ledger, &rounds, &mut report);
+        let gradients = totals::metrics(&terms, &tallies, &rounds, &mut report);
+        recorded::bounds(&terms, &mut report);
+        entries::unexpected(&terms, &ledger, &mut report);
         match PolicyStore::open(directory) {
             Ok(store) => {
                 totals::adapters(&terms, &ledger, &store, &mut report);
@@ -73,7 +80,7 @@ pub fn verify(directory: &Path, model: Option<&Path>) -> Result<Report, VerifyEr
             }
             Err(error) => report.fail(CheckName::Adapters, "adapter_missing", "policies", error),
         }
-        totals::totals(&terms, &ledger, &tallies, gradients, &mut report);
+        totals::totals(&terms, &ledger, &tallies, &rounds, gradients, &mut report);
     }
     report.sort();
     Ok(report)

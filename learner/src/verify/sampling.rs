@@ -1,7 +1,7 @@
 //! Rung 9 on a finished run: episodes are scored again under the adapters that played them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
@@ -15,10 +15,13 @@ use super::{Archive, ArchivedEpisode, CheckName, Report, VerifyError};
 use crate::{
     audit::{
         Reason,
-        sampling::{SamplingBounds, SamplingEvidence, device_kind, examine},
+        sampling::{SamplingBounds, SamplingEvidence, SamplingTest, device_kind, examine},
     },
-    files::Manifest,
+    files::{EVIDENCE, EvidenceReader, Manifest},
 };
+
+/// Deficits up to this are rounding of f32: the borders of top-p and min-p have as much.
+const TIE: f64 = 1e-4;
 
 /// Which episodes are scored again, and on what.
 #[derive(Clone, Debug)]
@@ -68,6 +71,8 @@ pub fn check_sampling(
             Err(error) => report.fail(Name, "episode_unreadable", id.to_string(), error),
         }
     }
+    let written = written(directory, archive.manifest(), &by_policy);
+    let mut compared = 0_u64;
     let mut sum = SamplingEvidence::default();
     for (policy, ids) in by_policy {
         let bytes = match archive.adapter_bytes(&policy) {
@@ -96,6 +101,14 @@ pub fn check_sampling(
             match judge(&decoder, &adapter, &archived, &bounds) {
                 Ok(evidence) => {
                     looked_at += 1;
+                    if let Some(written) = written.get(&id) {
+                        compared += 1;
+                        let exact = choice == DeviceChoice::Cpu && on_cpu(archive.manifest(), &archived);
+                        if let Some(problem) = differs(written, &evidence, &bounds, exact) {
+                            let place = format!("episode {id}, lease {}", archived.lease.id);
+                            report.fail(Name, "sampling_record", place, problem);
+                        }
+                    }
                     sum.tokens += evidence.tokens;
                     sum.unexplained += evidence.unexplained;
                     sum.deficit_max = sum.deficit_max.max(evidence.deficit_max);
@@ -111,10 +124,14 @@ pub fn check_sampling(
             }
         }
     }
+    if looked_at == 0 && check.episodes > 0 {
+        let problem = "no episode could be scored again; the notes say why";
+        report.fail(Name, "nothing_scored", "--sampling", problem);
+    }
     report.looked_at(
         Name,
         format!(
-            "{looked_at} episodes scored again, {} of {} ids unexplained, largest deficit {:.1e}, \
+            "{looked_at} episodes scored again, {compared} compared with their evidence, {} of {} ids unexplained, largest deficit {:.1e}, \
              largest log-probability gap {:.1e}",
             sum.unexplained, sum.tokens, sum.deficit_max, sum.logp_gap_max
         ),
@@ -136,6 +153,58 @@ fn bounds(
     let dtype = manifest.settings.pointer("/training/compute_dtype");
     let plain = own == DeviceChoice::Cpu && kind == "cpu" && dtype.is_some_and(|it| it == "f32");
     written.or_else(|| plain.then_some(SamplingBounds::F32_CPU))
+}
+
+/// The evidence that was written down about these episodes. Lines that cannot be read have none; the
+/// audit of the evidence finds them.
+fn written(
+    directory: &Path,
+    manifest: &Manifest,
+    wanted: &BTreeMap<PolicyDigest, Vec<EpisodeId>>,
+) -> HashMap<EpisodeId, SamplingEvidence> {
+    let wanted: HashSet<&EpisodeId> = wanted.values().flatten().collect();
+    let mut found = HashMap::new();
+    let Ok(mut lines) = EvidenceReader::open(directory.join(EVIDENCE), &manifest.run) else {
+        return found;
+    };
+    while let Ok(Some(line)) = lines.read() {
+        if let Some(record) = line.row.sampling.filter(|_| wanted.contains(&line.row.episode)) {
+            found.insert(line.row.episode, record.evidence);
+        }
+    }
+    found
+}
+
+/// Whether learner and actor computed in f32 on processors.
+fn on_cpu(manifest: &Manifest, episode: &ArchivedEpisode) -> bool {
+    let host = manifest.progress.as_ref().and_then(|it| it.host.as_ref());
+    let dtype = manifest.settings.pointer("/training/compute_dtype");
+    host.is_some_and(|it| device_kind(&it.device) == "cpu")
+        && device_kind(&episode.device) == "cpu"
+        && dtype.is_some_and(|it| it == "f32")
+}
+
+/// How written evidence differs from what was found now, if by more than rounding explains. With
+/// `exact`, both were computed alike.
+fn differs(
+    written: &SamplingEvidence,
+    found: &SamplingEvidence,
+    bounds: &SamplingBounds,
+    exact: bool,
+) -> Option<String> {
+    for (name, test) in
+        [("deficit_max", SamplingTest::DeficitMax), ("logp_gap_max", SamplingTest::LogpGapMax)]
+    {
+        let (written, found) = (test.value(written), test.value(found));
+        if (written - found).abs() > bounds.of(test) {
+            return Some(format!("{name} {written} is written, {found} found"));
+        }
+    }
+    // Two orders of one sum may disagree about a race that was all but a tie.
+    let ties = written.deficit_max.max(found.deficit_max) <= TIE;
+    let (written, found) = (written.unexplained, found.unexplained);
+    (exact && !ties && written != found)
+        .then(|| format!("{written} unexplained ids are written, {found} found"))
 }
 
 enum Judgement {

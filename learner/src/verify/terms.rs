@@ -2,7 +2,6 @@
 //! from itself.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -10,7 +9,7 @@ use std::{
 use policy::model::{Checkpoint, checkpoint_digests};
 use protocol::{Digest, Split};
 
-use super::{CheckName, Report, VerifyError};
+use super::{CheckName, Report, VerifyError, entries};
 use crate::{
     audit::Auditor,
     files::{Manifest, Progressed, Status, TOKENIZER, dependency_versions, tokenizer_files},
@@ -53,12 +52,14 @@ pub(super) fn read(
     model: Option<&Path>,
 ) -> Result<(Report, Option<Terms>), VerifyError> {
     use CheckName::Manifest as Name;
-    let path = directory.join("manifest.json");
-    let text = fs::read(&path).map_err(|source| VerifyError::NoRun {
+    let text = entries::manifest(directory).map_err(|problem| VerifyError::NoRun {
         path: directory.to_owned(),
-        problem: format!("manifest.json cannot be read ({source})"),
+        problem: format!("manifest.json cannot be read ({problem})"),
     })?;
     let mut report = Report::new(directory.to_owned(), Digest::of(&text));
+    if !entries::readable(directory, &mut report) {
+        return Ok((report, None));
+    }
     let manifest: Manifest = match serde_json::from_slice(&text) {
         Ok(manifest) => manifest,
         Err(error) => {
@@ -78,6 +79,15 @@ pub(super) fn read(
         format!("run {}, {:?}, {} steps", manifest.run.0.short(), manifest.status, progress.steps)
             .to_lowercase(),
     );
+    // No path of the manifest leads out of the run.
+    for adapter in &progress.adapters {
+        let name = format!("{}-{}", adapter.step, adapter.sha256.short());
+        let found = Path::new("adapters").join(name);
+        report.equal(Name, "adapter_path", "adapters", &adapter.path, &found);
+    }
+    if !report.holds {
+        return Ok((report, None));
+    }
     let tokenizer = directory.join(TOKENIZER);
     let recipe = match Recipe::from_settings(&manifest.settings, &tokenizer) {
         Ok(recipe) => recipe,
@@ -232,6 +242,8 @@ fn checkpoint(report: &mut Report, manifest: &Manifest, model: &Path) -> Result<
 /// The data sets, where they are still there and still the frozen ones.
 fn tasks(manifest: &Manifest, recipe: &Recipe) -> Option<Tasks> {
     let read = |path: &Path, frozen: &Frozen, split| {
+        // The manifest may name a pipe.
+        path.is_file().then_some(())?;
         let file = Frozen { path: path.to_owned(), ..frozen.clone() };
         read_tasks(&file, split, &recipe.environment).ok()
     };

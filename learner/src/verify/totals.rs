@@ -5,29 +5,31 @@ use std::{
     fs,
 };
 
+use policy::model::{LoraConfig, TargetModules};
 use protocol::Digest;
+use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::{
-    CheckName, Report,
+    CheckName, Report, evaluations,
     ledger::Ledger,
     tally::{Tallies, Tally},
     terms::Terms,
 };
 use crate::{
-    files::{GroupRecord, METRICS, PolicyStore, compare_adapters},
+    files::{AdapterRecord, GroupRecord, METRICS, PolicyStore, compare_adapters},
     leases::LeaseCounts,
 };
 
 /// Numbers that were written and read as decimal text.
 const CLOSE: f64 = 1e-9;
 
-fn close(a: f64, b: f64) -> bool {
+pub(super) fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= CLOSE * a.abs().max(b.abs()).max(1.0)
 }
 
 /// Compares the numbers of a JSON object with what they should be.
-fn numbers(
+pub(super) fn numbers(
     report: &mut Report,
     name: CheckName,
     reason: &'static str,
@@ -48,12 +50,17 @@ fn numbers(
 }
 
 /// The mean reward by milestones, where there is one, as [`numbers`] takes it.
-fn milestones(tally: &Tally) -> impl Iterator<Item = (&'static str, f64)> {
+pub(super) fn milestones(tally: &Tally) -> impl Iterator<Item = (&'static str, f64)> {
     tally.milestone_rewards.map(|sum| ("milestone_reward", tally.mean(sum))).into_iter()
 }
 
 /// Checks `metrics.jsonl`; returns how many steps had a gradient.
-pub(super) fn metrics(terms: &Terms, tallies: &Tallies, report: &mut Report) -> u64 {
+pub(super) fn metrics(
+    terms: &Terms,
+    tallies: &Tallies,
+    rounds: &BTreeMap<u32, Tally>,
+    report: &mut Report,
+) -> u64 {
     use CheckName::Metrics as Name;
     let text = match fs::read(terms.directory.join(METRICS)) {
         Ok(text) => text,
@@ -66,7 +73,7 @@ pub(super) fn metrics(terms: &Terms, tallies: &Tallies, report: &mut Report) -> 
         let written = terms.progress.metrics.as_ref().map(|it| it.sha256);
         report.equal(Name, "metrics_digest", METRICS, &written, &Some(Digest::of(&text)));
     }
-    let (mut steps, mut rounds, mut gradients) = (0_u64, 0_u32, 0);
+    let (mut steps, mut due, mut gradients) = (0_u64, rounds.values(), 0);
     let training = &terms.recipe.training;
     for (line, text) in (1..).zip(text.split(|byte| *byte == b'\n')) {
         if text.is_empty() {
@@ -83,22 +90,22 @@ pub(super) fn metrics(terms: &Terms, tallies: &Tallies, report: &mut Report) -> 
             }
         };
         if let Some(evaluation) = value.get("evaluation") {
-            if let Some(tally) = tallies.rounds.get(&rounds) {
-                rounds += 1;
-                if tally.broken {
-                    continue;
-                }
-                let wanted = [
-                    ("success", tally.mean(tally.successes as f64)),
-                    ("reward", tally.mean(tally.rewards)),
-                    ("episodes", tally.episodes as f64),
-                    ("malformed", tally.malformed_share()),
-                ];
-                let wanted: Vec<_> = wanted.into_iter().chain(milestones(tally)).collect();
-                numbers(report, Name, "metrics_evaluation", &place, evaluation, &wanted);
-            } else {
+            let Some(tally) = due.next() else {
                 report.fail(Name, "metrics_evaluation", place, "the evidence has no such round");
-                rounds += 1;
+                continue;
+            };
+            let step = value.get("step").and_then(Value::as_u64);
+            if (step, steps) != (Some(tally.step), tally.step) {
+                let problem = format!(
+                    "after step {}, of {steps} lines of steps; the evidence's is after step {}",
+                    step.map_or_else(|| "null".into(), |step| step.to_string()),
+                    tally.step
+                );
+                report.fail(Name, "metrics_evaluation", &place, problem);
+            }
+            if !tally.broken {
+                let wanted = evaluations::measured(tally);
+                numbers(report, Name, "metrics_evaluation", &place, evaluation, &wanted);
             }
             continue;
         }
@@ -134,7 +141,13 @@ pub(super) fn metrics(terms: &Terms, tallies: &Tallies, report: &mut Report) -> 
         let written = value.get("policy").and_then(Value::as_str).map(str::to_owned);
         report.equal(Name, "metrics_step", format!("{place}, policy"), &written, &policy);
     }
-    report.looked_at(Name, format!("{steps} steps, {rounds} evaluations"));
+    let lacking = due.len();
+    let found = rounds.len() - lacking;
+    report.looked_at(Name, format!("{steps} steps, {found} evaluations"));
+    if terms.completed() && lacking > 0 {
+        let problem = format!("{lacking} evaluations of the evidence stand in no line");
+        report.fail(Name, "metrics_evaluation", METRICS, problem);
+    }
     let used = tallies.steps.len() as u64;
     if terms.completed() {
         report.equal(Name, "metrics_length", METRICS, &steps, &used);
@@ -205,6 +218,7 @@ pub(super) fn adapters(terms: &Terms, ledger: &Ledger, store: &PolicyStore, repo
             Ok(bytes) => {
                 let found = Digest::of(&bytes);
                 report.equal(Name, "adapter_digest", &place, &adapter.sha256, &found);
+                adapter_config(terms, adapter, &bytes, report);
             }
             Err(error) => report.fail(Name, "adapter_missing", &place, error),
         }
@@ -220,11 +234,33 @@ pub(super) fn adapters(terms: &Terms, ledger: &Ledger, store: &PolicyStore, repo
     }
 }
 
+/// Checks that the settings beside an adapter's weights are the recipe's: they scale what it does.
+fn adapter_config(terms: &Terms, adapter: &AdapterRecord, weights: &[u8], report: &mut Report) {
+    use CheckName::Adapters as Name;
+    let path = adapter.path.join("adapter_config.json");
+    let place = path.display().to_string();
+    let mut expected = terms.recipe.lora.to_config();
+    if expected.target_modules == TargetModules::AllLinear {
+        // PEFT is told the names of the linears, which are those of the weights.
+        let names = SafeTensors::deserialize(weights).map(|file| {
+            let paths = file.names().into_iter().filter_map(|it| it.strip_suffix(".lora_A.weight"));
+            paths.filter_map(|it| it.rsplit('.').next().map(str::to_owned)).collect()
+        });
+        let names: BTreeSet<String> = names.unwrap_or_default();
+        expected.target_modules = TargetModules::Names(names.into_iter().collect());
+    }
+    match LoraConfig::read_peft(&terms.directory.join(path)) {
+        Ok(found) => report.equal(Name, "adapter_config", place, &found, &expected),
+        Err(error) => report.fail(Name, "adapter_config", place, error),
+    }
+}
+
 /// Checks what the manifest sums up.
 pub(super) fn totals(
     terms: &Terms,
     ledger: &Ledger,
     tallies: &Tallies,
+    rounds: &BTreeMap<u32, Tally>,
     gradients: u64,
     report: &mut Report,
 ) {
@@ -268,8 +304,7 @@ pub(super) fn totals(
         refusals(terms, ledger, report);
         groups_written(&progress.reward_groups, &tallies.groups, report);
         leases(terms, ledger, report);
-        evaluations(terms, tallies, report);
-        best_and_last(terms, tallies, report);
+        evaluations::check(terms, rounds, report);
     }
 }
 
@@ -331,63 +366,6 @@ fn leases(terms: &Terms, ledger: &Ledger, report: &mut Report) {
     }
     let dropped = ledger.groups.values().filter(|it| it.dropped).count() as u64;
     report.equal(Name, "lease_counts", "leases.groups_dropped", &counts.groups_dropped, &dropped);
-}
-
-fn evaluations(terms: &Terms, tallies: &Tallies, report: &mut Report) {
-    let (first, last) = (tallies.rounds.first_key_value(), tallies.rounds.last_key_value());
-    for (key, tally) in [("before", first), ("after", last)] {
-        let written = terms.progress.evaluation.get(key).filter(|it| !it.is_null());
-        let (Some(written), Some((_, tally))) = (written, tally) else { continue };
-        let wanted = [
-            ("success", tally.mean(tally.successes as f64)),
-            ("reward", tally.mean(tally.rewards)),
-            ("episodes", tally.episodes as f64),
-        ];
-        let place = format!("evaluation.{key}");
-        let wanted: Vec<_> = wanted.into_iter().chain(milestones(tally)).collect();
-        numbers(report, CheckName::Totals, "evaluation", &place, written, &wanted);
-    }
-}
-
-/// Checks which adapters the manifest calls the best and the last.
-fn best_and_last(terms: &Terms, tallies: &Tallies, report: &mut Report) {
-    use CheckName::Totals as Name;
-    let progress = &terms.progress;
-    let mut best: Option<(u64, f64, f64)> = None;
-    for tally in tallies.rounds.values() {
-        let (success, reward) = (tally.mean(tally.successes as f64), tally.mean(tally.rewards));
-        // The later of two equals is the best.
-        if best.is_none_or(|(_, s, r)| (success, reward) >= (s, r)) {
-            best = Some((tally.step, success, reward));
-        }
-    }
-    match (&progress.best_adapter, best) {
-        (Some(written), Some((step, success, reward))) => {
-            let same = written.adapter.step == step
-                && close(written.success, success)
-                && close(written.reward, reward)
-                && progress.adapters.contains(&written.adapter);
-            if !same {
-                let problem = format!(
-                    "step {} is written; the evidence gives step {step}, success {success}, reward \
-                     {reward}",
-                    written.adapter.step
-                );
-                report.fail(Name, "best_adapter", "best_adapter", problem);
-            }
-        }
-        (Some(_), None) => {
-            report.fail(Name, "best_adapter", "best_adapter", "nothing was measured");
-        }
-        // An evaluation that was interrupted has no best yet.
-        (None, _) => {}
-    }
-    if let Some(last) = &progress.last_adapter
-        && (last.step != progress.steps || !progress.adapters.contains(last))
-    {
-        let problem = format!("step {} of {}", last.step, progress.steps);
-        report.fail(Name, "last_adapter", "last_adapter", problem);
-    }
 }
 
 /// Compares the first and the last adapter of a completed run again.

@@ -6,7 +6,7 @@ use learner::{
     advantage::group_advantages,
     audit::{
         Audited, Presented, Reason, Rejected,
-        sampling::{Flagged, SamplingEvidence},
+        sampling::{Flagged, SamplingEvidence, SamplingJudge},
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
     files::{Answer, EpisodeContext, RunDirectory, Status},
@@ -36,6 +36,8 @@ pub(crate) struct Player {
     policy: PolicyDigest,
     adapters: Vec<Adapter>,
     rounds: u32,
+    judge: SamplingJudge,
+    before: Value,
 }
 
 pub(crate) const STEPS: u32 = 2;
@@ -45,14 +47,21 @@ pub(crate) fn actor() -> ActorId {
 }
 
 /// Sampling evidence with numbers that decimal text does not give back exactly.
-fn examined(audited: &Audited) -> Option<Flagged> {
+fn examined(judge: &SamplingJudge, audited: &Audited) -> Option<Flagged> {
+    let tokens = audited.policy_audit.assistant_tokens;
+    let deficit_max = (0.1 + 0.2) * 1e-3;
+    let at = audited.episode.spans[0].offset as usize;
     let evidence = SamplingEvidence {
-        tokens: audited.policy_audit.assistant_tokens,
-        deficit_mean: 0.1 + 0.2,
-        logp_gap_mean: 1.0 / 49.0 * 49.0,
-        ..SamplingEvidence::default()
+        tokens,
+        unexplained: 1,
+        deficit_max,
+        deficit_at: at,
+        deficit_mean: deficit_max / tokens as f64,
+        logp_gap_max: 2e-3,
+        logp_gap_at: at,
+        logp_gap_mean: 1.0 / 49.0 * 49e-5,
     };
-    Some(Flagged { evidence, reason: None })
+    Some(judge.judge("cpu", evidence))
 }
 
 impl Player {
@@ -61,7 +70,13 @@ impl Player {
             "num_generations": 2, "max_steps": STEPS, "per_device_train_batch_size": 4,
             "max_completion_length": 400, "failure_policy": "drop",
         });
+        // Only what is enforced takes an accepted episode back.
+        bench.recipe["audit"] = json!({"sampling": "enforce"});
         let plan = bench.plan().expect("valid");
+        let judge = plan.sampling_judge("cpu").expect("built-in bounds");
+        let mut files = RunDirectory::create(&plan).expect("created");
+        files.judged_by(&judge);
+        files.computed_on("cpu");
         let checkpoint = Checkpoint::open(&plan.recipe.model.path).expect("a checkpoint");
         let device = "cpu".parse::<policy::device::DeviceChoice>().expect("a device");
         let device = device.resolve().open().expect("opens");
@@ -71,7 +86,9 @@ impl Player {
             .map(|seed| Adapter::init(&config, &decoder, seed).expect("an adapter"));
         Self {
             world: World::of(plan.audit_terms()),
-            files: RunDirectory::create(&plan).expect("created"),
+            files,
+            judge,
+            before: Value::Null,
             book: LeaseBook::new(plan.run, 8),
             policy: PolicyDigest(Digest::of(b"")),
             adapters: adapters.collect(),
@@ -215,7 +232,7 @@ impl Player {
         self.publish(step + 1);
         for (group, advantages) in groups.iter().zip(&advantages) {
             let advantages = Some(advantages.advantages.as_slice());
-            let sampling: Vec<_> = group.rollouts.iter().map(examined).collect();
+            let sampling: Vec<_> = group.rollouts.iter().map(|it| examined(&self.judge, it)).collect();
             let context = EpisodeContext { step, advantages, sampling: &sampling };
             self.files.episodes(&group.rollouts, &context).expect("written");
         }
@@ -251,7 +268,7 @@ impl Player {
     pub(crate) fn play(bench: &mut Bench) -> Self {
         let mut this = Self::new(bench);
         this.publish(0);
-        this.evaluate(0);
+        this.before = this.evaluate(0);
         (0..STEPS).for_each(|step| this.step(step));
         this.files.keep().expect("synced");
         this
@@ -264,7 +281,7 @@ impl Player {
         this.files.adapter(STEPS, &last, digest, "model").expect("written");
         this.files.update_evidence(&first, &last).expect("comparable");
         let after = this.evaluate(STEPS);
-        this.files.evaluations(None, Some(&after));
+        this.files.evaluations(Some(&this.before), Some(&after));
         this.files.close(Status::Completed, "", &this.book.counts()).expect("closed");
         this.files.path().to_owned()
     }

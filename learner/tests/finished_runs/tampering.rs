@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-use learner::{files::read_manifest, journal::Record};
-use protocol::{Digest, Episode};
+use learner::{curriculum::evaluation_group, files::read_manifest, journal::Record};
+use protocol::{Digest, Episode, EpisodeId};
 use serde_json::json;
 
 use crate::{
@@ -18,10 +18,29 @@ use crate::{
 /// A line of a training episode that won.
 const WON: &str = "\"training_reward\":1.0";
 
+/// Where a line's sampling evidence starts.
+const SAMPLING: &str = ",\"sampling\":{";
+
+/// A file that no run wrote.
+fn slip(run: &Path, folder: &str) {
+    fs::write(run.join(folder).join(".slipped"), "in").expect("written");
+}
+
+/// Edits the metrics' lines and mends their hash.
+fn remetric(run: &Path, edit: impl FnOnce(&mut Vec<&str>)) {
+    let path = run.join("metrics.jsonl");
+    let text = fs::read_to_string(&path).expect("read");
+    let mut lines: Vec<&str> = text.lines().collect();
+    edit(&mut lines);
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(path, &text).expect("written");
+    manifest(run, |it| it["metrics"]["sha256"] = json!(Digest::of(text.as_bytes())));
+}
+
 pub(crate) type Tampering = (&'static str, fn(&Path), &'static str);
 
 /// What is done to the directory, and the name under which it must be found.
-pub(crate) const TAMPERINGS: [Tampering; 38] = [
+pub(crate) const TAMPERINGS: [Tampering; 56] = [
     (
         "an evidence line edited",
         |run| {
@@ -373,7 +392,7 @@ pub(crate) const TAMPERINGS: [Tampering; 38] = [
             let tokens = "\"sampling\":{\"tokens\":";
             reline(run, tokens, tokens, "\"sampling\":{\"tokens\":9");
         },
-        "evidence_row",
+        "sampling_record",
     ),
     (
         "an episode taken back for a reason that it does not have",
@@ -392,5 +411,112 @@ pub(crate) const TAMPERINGS: [Tampering; 38] = [
             });
         },
         "rejection_reason",
+    ),
+    (
+        "a complete evaluation task given up, all hashes mended",
+        |run| {
+            let group = evaluation_group(0, 1);
+            let (id, ..) = answer(run, group, 0);
+            rejournal(run, |records| records.push(Record::Dropped { group }));
+            let mut all = lines(run);
+            all.retain(|line| !line.contains(&id.to_string()));
+            reseal(run, &all);
+        },
+        "group_dropped_complete",
+    ),
+    (
+        "an evaluation task that was never ordered, all hashes mended",
+        |run| {
+            let group = evaluation_group(0, 1);
+            let (id, ..) = answer(run, group, 0);
+            rejournal(run, |records| {
+                records.retain(|record| match record {
+                    Record::Group { group: found, .. } => *found != group,
+                    Record::Accepted { body, .. } => EpisodeId::of_body(body) != id,
+                    _ => true,
+                });
+            });
+            let mut all = lines(run);
+            all.retain(|line| !line.contains(&id.to_string()));
+            reseal(run, &all);
+        },
+        "group_unordered",
+    ),
+    (
+        "wider bounds in the manifest",
+        |run| {
+            manifest(run, |it| it["sampling_bounds"][0]["bounds"]["deficit_max"] = json!(900.0));
+        },
+        "sampling_bounds",
+    ),
+    (
+        "a mean deficit above the largest, all hashes mended",
+        |run| {
+            reline(run, SAMPLING, "\"deficit_mean\":", "\"deficit_mean\":9");
+        },
+        "sampling_record",
+    ),
+    (
+        "a flag that the bounds do not give, all hashes mended",
+        |run| {
+            reline(run, SAMPLING, "\"flag\":null", "\"flag\":\"unlikely_token\"");
+        },
+        "sampling_record",
+    ),
+    (
+        "a broken bound without its flag, all hashes mended",
+        |run| {
+            reline(run, SAMPLING, "\"logp_gap_max\":0.002", "\"logp_gap_max\":0.02");
+        },
+        "sampling_record",
+    ),
+    (
+        "sampling evidence left out, all hashes mended",
+        |run| {
+            let line = lines(run).into_iter().find(|it| it.contains(SAMPLING)).expect("a line");
+            let at = line.rfind(SAMPLING).expect("a field");
+            reline(run, SAMPLING, &line[at..], "}");
+        },
+        "sampling_record",
+    ),
+    (
+        "another rank in the saved adapter",
+        |run| {
+            let config = format!("{}/adapter_config.json", first_of(run, "adapters"));
+            replace(run, &config, "\"r\": 16", "\"r\": 8");
+        },
+        "adapter_config",
+    ),
+    ("a file among the adapters", |run| slip(run, &first_of(run, "adapters")), "unexpected_file"),
+    ("a folder of adapters slipped in", |run| slip(run, "adapters"), "unexpected_file"),
+    ("a file among the policies", |run| slip(run, "policies"), "unexpected_file"),
+    ("a hidden file among the refusals", |run| slip(run, "rejected"), "unexpected_file"),
+    ("a file in the journal", |run| slip(run, "journal"), "unexpected_file"),
+    (
+        "the last adapter not named",
+        |run| manifest(run, |it| it["last_adapter"] = json!(null)),
+        "last_adapter",
+    ),
+    (
+        "the best adapter not named",
+        |run| manifest(run, |it| it["best_adapter"] = json!(null)),
+        "best_adapter",
+    ),
+    (
+        "the first evaluation left out of the manifest",
+        |run| manifest(run, |it| it["evaluation"]["before"] = json!(null)),
+        "evaluation",
+    ),
+    (
+        "an evaluation left out of the metrics, their hash mended",
+        |run| {
+            remetric(run, |lines| lines.retain(|line| !line.contains("\"evaluation\"")));
+        },
+        "metrics_evaluation",
+    ),
+    (
+        "evaluations in another order, the metrics' hash mended",
+        |run| remetric(run, |lines| lines.reverse()),
+        "metrics_evaluation",
     ),
 ];
