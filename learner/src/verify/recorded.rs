@@ -108,8 +108,7 @@ fn inconsistent(evidence: &SamplingEvidence, audited: &Audited) -> Option<String
             at.checked_sub(span.offset as usize).is_some_and(|within| within < span.ids.len())
         })
     };
-    let deficit =
-        (evidence.deficit_max, evidence.deficit_mean, evidence.deficit_at, unexplained);
+    let deficit = (evidence.deficit_max, evidence.deficit_mean, evidence.deficit_at, unexplained);
     let gap = (evidence.logp_gap_max, evidence.logp_gap_mean, evidence.logp_gap_at, tokens);
     for (name, (max, mean, at, count)) in [("deficit", deficit), ("logp_gap", gap)] {
         let caps = [("max", max, MOST), ("mean", mean, MOST_IN_MEAN)];

@@ -103,7 +103,8 @@ pub fn check_sampling(
                     looked_at += 1;
                     if let Some(written) = written.get(&id) {
                         compared += 1;
-                        let exact = choice == DeviceChoice::Cpu && on_cpu(archive.manifest(), &archived);
+                        let exact =
+                            choice == DeviceChoice::Cpu && on_cpu(archive.manifest(), &archived);
                         if let Some(problem) = differs(written, &evidence, &bounds, exact) {
                             let place = format!("episode {id}, lease {}", archived.lease.id);
                             report.fail(Name, "sampling_record", place, problem);

@@ -59,7 +59,7 @@ fn examined(judge: &SamplingJudge, audited: &Audited) -> Option<Flagged> {
         deficit_mean: deficit_max / tokens as f64,
         logp_gap_max: 2e-3,
         logp_gap_at: at,
-        logp_gap_mean: 1.0 / 49.0 * 49e-5,
+        logp_gap_mean: 9e-4 * (1.0 / 49.0 * 49.0),
     };
     Some(judge.judge("cpu", evidence))
 }
@@ -232,7 +232,8 @@ impl Player {
         self.publish(step + 1);
         for (group, advantages) in groups.iter().zip(&advantages) {
             let advantages = Some(advantages.advantages.as_slice());
-            let sampling: Vec<_> = group.rollouts.iter().map(|it| examined(&self.judge, it)).collect();
+            let sampling: Vec<_> =
+                group.rollouts.iter().map(|it| examined(&self.judge, it)).collect();
             let context = EpisodeContext { step, advantages, sampling: &sampling };
             self.files.episodes(&group.rollouts, &context).expect("written");
         }
