@@ -106,6 +106,21 @@ fn built_in_environments_pass_their_check() {
 }
 
 #[test]
+fn a_recipe_with_a_python_class_passes_plan_and_check() {
+    if Command::new("python3").arg("--version").output().is_err() {
+        println!("skipped: there is no python3");
+        return;
+    }
+    let recipe = workspace().join("examples/python-guess/recipe.json");
+    let mut command = Command::new(&programs().learner);
+    let planned = run(command.arg("plan").arg(&recipe));
+    assert!(planned.stdout.contains("guess_game:GuessGame"), "{}", planned.stdout);
+    let mut command = Command::new(&programs().actor);
+    let checked = run(command.arg("check").arg(&recipe));
+    assert!(checked.stdout.contains("fit to train on"), "{}", checked.stdout);
+}
+
+#[test]
 fn a_data_set_is_drawn_frozen_and_never_overwritten() {
     let office = workspace().join("examples/office");
     let dir = tempfile::tempdir().expect("a directory");
