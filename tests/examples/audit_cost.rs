@@ -80,7 +80,7 @@ fn exact_rungs(stage: &Stage, groups: &[Vec<Episode>]) {
 
 fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
     let settings = stage.plan.recipe.training;
-    let update_groups: Vec<UpdateGroup<'_>> = groups.iter().map(ranked).collect();
+    let update_groups: Vec<UpdateGroup<'_>> = groups.iter().map(|group| ranked(group)).collect();
     let seconds = |examine: bool| {
         let mut adapter = stage.adapter.clone().expect("one");
         let mut optimizer = adamw(&settings.optimizer);
@@ -119,7 +119,7 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
 }
 
 /// A group whose rewards are the places of its rollouts.
-fn ranked(group: &Vec<Episode>) -> UpdateGroup<'_> {
+fn ranked(group: &[Episode]) -> UpdateGroup<'_> {
     let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
     let advantages = group_advantages(&rewards, ScaleRewards::Group).expect("finite");
     UpdateGroup { episodes: group.iter().collect(), advantages: advantages.advantages }

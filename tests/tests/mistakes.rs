@@ -61,8 +61,8 @@ fn adapter_targets_that_the_model_lacks_and_a_byte_order_mark() {
         mistake(&learner(&["plan", recipe.to_str().expect("text")]), &["lora", "target_modules"]);
     }
     let recipe = demo.write();
-    let text = std::fs::read(&recipe).expect("read");
-    std::fs::write(&recipe, [b"\xef\xbb\xbf".as_slice(), &text].concat()).expect("written");
+    let text = fs::read(&recipe).expect("read");
+    fs::write(&recipe, [b"\xef\xbb\xbf".as_slice(), &text].concat()).expect("written");
     mistake(&learner(&["plan", recipe.to_str().expect("text")]), &["byte order mark"]);
 }
 

@@ -131,7 +131,7 @@ fn write(path: &Path, file: &Calibration) -> Result<(), Failure> {
 /// The file as it is, to be added to; a new one where there is none.
 fn existing(path: &Path) -> Result<Calibration, Failure> {
     if !path.exists() {
-        return Ok(Calibration::new());
+        return Ok(Calibration::default());
     }
     Calibration::read(path).map(|(file, _)| file).map_err(Failure::mistake)
 }

@@ -159,7 +159,7 @@ impl Pair {
         }
         for test in SamplingTest::ALL {
             let (bound, most) = (self.bounds.of(test), self.honest_most.of(test));
-            if !(bound.is_finite() && bound >= FLOOR && bound <= LARGEST) {
+            if !(FLOOR..=LARGEST).contains(&bound) {
                 return Err(format!("bound {bound} is not between {FLOOR} and {LARGEST}"));
             }
             if !(most.is_finite() && most >= 0.0) {
@@ -216,6 +216,13 @@ fn upper_95(flagged: usize, episodes: usize) -> f64 {
     high
 }
 
+impl Default for Calibration {
+    /// A file without pairs.
+    fn default() -> Self {
+        Self { schema_version: 1, pairs: Vec::new() }
+    }
+}
+
 impl Calibration {
     /// Reads a file; also the SHA-256 of its bytes.
     ///
@@ -241,11 +248,6 @@ impl Calibration {
             }
         }
         Ok((read, Digest::of(&text)))
-    }
-
-    /// A file without pairs.
-    pub fn new() -> Self {
-        Self { schema_version: 1, pairs: Vec::new() }
     }
 
     /// Adds a pair, in place of an earlier one of the same devices and settings.
@@ -313,7 +315,7 @@ mod tests {
 
     #[test]
     fn a_pair_replaces_its_predecessor_and_serves_its_own_settings_only() {
-        let mut file = Calibration::new();
+        let mut file = Calibration::default();
         for count in [40, 60] {
             file.put(Pair::calibrate(id(), &honest(count), 1e-3).expect("enough"));
         }
@@ -329,7 +331,7 @@ mod tests {
     #[test]
     fn damaged_files_are_refused_in_one_line() {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
-        let mut good = Calibration::new();
+        let mut good = Calibration::default();
         good.put(Pair::calibrate(id(), &honest(64), 1e-3).expect("enough"));
         let text = serde_json::to_string(&good).expect("JSON");
         fs::write(file.path(), &text).expect("written");
