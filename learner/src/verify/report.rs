@@ -176,6 +176,11 @@ impl Report {
         &mut self.checks[at]
     }
 
+    /// Whether a check has failed already.
+    pub(super) fn fails(&self, name: CheckName) -> bool {
+        self.checks.iter().any(|check| check.name == name && !check.holds)
+    }
+
     /// Notes what a check looked at.
     pub(super) fn looked_at(&mut self, name: CheckName, what: impl Into<String>) {
         self.check(name).looked_at = what.into();

@@ -8,6 +8,7 @@ use std::{
 
 use policy::model::{Checkpoint, checkpoint_digests};
 use protocol::{Digest, Split};
+use serde_json::{Map, Value};
 
 use super::{CheckName, Report, VerifyError, entries};
 use crate::{
@@ -71,7 +72,9 @@ pub(super) fn read(
     report.status = Some(manifest.status);
     report.equal(Name, "manifest_schema", "schema_version", &manifest.schema_version, &1);
     let Some(progress) = manifest.progress.clone() else {
-        report.fail(Name, "manifest_unreadable", "manifest.json", "it is the plan of a run");
+        let problem = unreadable_progress(&text);
+        let problem = problem.unwrap_or_else(|| "it is the plan of a run".into());
+        report.fail(Name, "manifest_unreadable", "manifest.json", problem);
         return Ok((report, None));
     };
     report.looked_at(
@@ -106,6 +109,26 @@ pub(super) fn read(
     let terms =
         Terms { directory: directory.to_owned(), manifest, progress, recipe, auditor, tasks };
     Ok((report, Some(terms)))
+}
+
+/// Which field keeps what a manifest says of progress from being read; nothing of a plan, which has
+/// no such fields.
+fn unreadable_progress(text: &[u8]) -> Option<String> {
+    let written: Map<String, Value> = serde_json::from_slice(text).ok()?;
+    let Ok(Value::Object(sound)) = serde_json::to_value(Progressed::default()) else { return None };
+    let fails = |fields: Map<String, Value>| {
+        serde_json::from_value::<Progressed>(Value::Object(fields)).err()
+    };
+    if !sound.keys().any(|key| written.contains_key(key)) {
+        return None;
+    }
+    // One field at a time, among sound ones.
+    let wrong = written.iter().find_map(|(key, value)| {
+        let mut fields = sound.clone();
+        fields.insert(key.clone(), value.clone());
+        fails(fields).map(|error| format!("{key}: {error}"))
+    });
+    wrong.or_else(|| fails(written).map(|error| error.to_string()))
 }
 
 /// Whether the manifest's fields follow from its settings.
@@ -194,6 +217,11 @@ fn auditor(
             report.equal(Name, "template_digest", place, &written, &found.template);
         }
         Err(error) => report.fail(Name, "tokenizer_unusable", TOKENIZER, error),
+    }
+    // What is not the run's is neither loaded nor rendered.
+    if report.fails(Name) {
+        report.note(Name, "nothing that needs the tokenizer or the template was checked");
+        return None;
     }
     let tools = recipe.environment.tools().unwrap_or_default();
     let format = match chat_format(recipe, &tools) {

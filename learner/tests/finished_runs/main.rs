@@ -147,6 +147,15 @@ fn every_tampering_is_found_under_its_own_name() {
 }
 
 #[test]
+fn an_unreadable_field_of_the_manifest_is_named() {
+    let mut bench = Bench::new();
+    let run = Player::finish(&mut bench);
+    manifest(&run, |it| it["policies"]["bytes"] = json!("many"));
+    let text = audit(&run).to_string();
+    assert!(text.contains("policies: invalid type: string"), "{text}");
+}
+
+#[test]
 fn totals_that_were_edited_are_found_by_field() {
     let mut bench = Bench::new();
     let run = Player::finish(&mut bench);

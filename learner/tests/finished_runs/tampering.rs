@@ -40,7 +40,7 @@ fn remetric(run: &Path, edit: impl FnOnce(&mut Vec<&str>)) {
 pub(crate) type Tampering = (&'static str, fn(&Path), &'static str);
 
 /// What is done to the directory, and the name under which it must be found.
-pub(crate) const TAMPERINGS: [Tampering; 56] = [
+pub(crate) const TAMPERINGS: [Tampering; 60] = [
     (
         "an evidence line edited",
         |run| {
@@ -518,5 +518,31 @@ pub(crate) const TAMPERINGS: [Tampering; 56] = [
         "evaluations in another order, the metrics' hash mended",
         |run| remetric(run, |lines| lines.reverse()),
         "metrics_evaluation",
+    ),
+    (
+        "a progress field of the wrong type",
+        |run| manifest(run, |it| it["policies"]["bytes"] = json!("many")),
+        "manifest_unreadable",
+    ),
+    (
+        "an adapter that lies outside of the run",
+        |run| manifest(run, |it| it["adapters"][0]["path"] = json!("../other")),
+        "adapter_path",
+    ),
+    (
+        "a device in the place of the metrics",
+        |run| {
+            fs::remove_file(run.join("metrics.jsonl")).expect("removed");
+            std::os::unix::fs::symlink("/dev/zero", run.join("metrics.jsonl")).expect("linked");
+        },
+        "special_file",
+    ),
+    (
+        "metrics without end",
+        |run| {
+            let file = fs::OpenOptions::new().write(true).open(run.join("metrics.jsonl"));
+            file.and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+        },
+        "file_too_large",
     ),
 ];
