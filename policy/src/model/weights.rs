@@ -1,5 +1,5 @@
 //! The decoder's weights as Burn modules. Fields carry Hugging Face's names, so that a parameter's
-//! path in the module is the tensor's name in the file, but for what [`file_name`] renames.
+//! path in the module is the tensor's name in the file, but for what `file_name` renames.
 
 use burn::{
     module::{Module, Param, ParamId},
