@@ -166,6 +166,28 @@ fn budgets_end_episodes_at_every_place_and_all_are_accepted() {
     assert!(ends["length"] > 100 && ends["turns"] > 50, "{ends:?}");
 }
 
+/// What cut a turn decides nothing about how long it is said to be, nor which of its ids are trained on.
+#[test]
+fn a_cut_turns_length_and_mask_are_those_of_its_sampled_ids() {
+    let limits = EpisodeLimits {
+        max_tool_rounds: 2,
+        max_completion: 150,
+        on_malformed: OnMalformed::Observe,
+    };
+    let world = World::with(json!({"name": "guess"}), limits, RewardProtocol::Environment);
+    let lease = world.lease(0, 0, 1);
+    let long = format!("{}{}", call("guess", json!({"value": 99})), "x".repeat(400));
+    let episode = world.play(&lease, &[Say::Guess(99), Say::Cut(long)]);
+    assert_eq!((episode.end, episode.spans.len()), (EpisodeEnd::Length, 2));
+    let sampled: usize = episode.spans.iter().map(|span| span.ids.len()).sum();
+    assert!(sampled > episode.spans[0].ids.len() + 1, "the cut turn holds more than one id");
+    let masked = episode.loss_mask.iter().filter(|bit| **bit == 1).count();
+    let audited = world.audit(&episode, &lease).expect("an honest episode");
+    assert_eq!((audited.policy_audit.assistant_tokens, masked), (sampled, sampled));
+    let external = audited.policy_audit.external_tokens;
+    assert_eq!(audited.policy_audit.prompt_tokens + sampled + external, episode.tokens.len());
+}
+
 #[test]
 fn malformed_calls_may_end_episodes() {
     let limits =
