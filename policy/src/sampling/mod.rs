@@ -219,19 +219,25 @@ impl Sampler {
             return Ok(Examined { deficit: best - score, logp_raw, logp_sampling: None });
         };
         let own = (own - f64::from(max)) / self.temperature;
-        let weight = |ids: &[u32]| {
-            let sum = self.race(row, Field::Ids(ids), max, key, position, Some(id)).sum;
-            if ids.binary_search(&id).is_ok() { sum } else { sum + own.exp() }
-        };
-        let Raced { winner, .. } = self.race(row, Field::Ids(&inner), max, key, position, Some(id));
+        let Raced { winner, sum } =
+            self.race(row, Field::Ids(&inner), max, key, position, Some(id));
+        // The outer border leaves in what the inner one does, and little more; both ascend.
+        let mut common = inner.iter().peekable();
+        let between = outer.iter().filter(|id| common.next_if_eq(id).is_none());
+        let more: f64 = between
+            .filter_map(|&id| row.get(id as usize))
+            .map(|&logit| scan::exp((f64::from(logit) - f64::from(max)) / self.temperature))
+            .sum();
+        let within = |ids: &[u32]| ids.binary_search(&id).is_ok();
+        let [of_inner, of_outer] = [(&inner, sum), (&outer, sum + more)]
+            .map(|(ids, sum)| if within(ids) { sum } else { sum + own.exp() });
         let mut deficit = winner.map_or(0.0, |(_, best)| (best - score).max(0.0));
-        if outer.binary_search(&id).is_err() {
+        if !within(&outer) {
             let logits = outer.iter().filter_map(|&id| row.get(id as usize).copied());
             let least = f64::from(logits.fold(f32::INFINITY, f32::min));
             deficit = deficit.max((least - f64::from(max)) / self.temperature - own);
         }
-        let log_prob = |ids: &[u32]| (own - weight(ids).ln()) as f32;
-        let logp_sampling = Some([log_prob(&outer), log_prob(&inner)]);
+        let logp_sampling = Some([of_outer, of_inner].map(|sum| (own - sum.ln()) as f32));
         Ok(Examined { deficit, logp_raw, logp_sampling })
     }
 
@@ -267,7 +273,12 @@ impl Sampler {
             return None;
         }
         let ids = self.largest(row);
-        Some([BORDER, -BORDER].map(|by| self.narrow(row, extremes, ids.clone(), by)))
+        if self.rest.is_some() {
+            return Some([BORDER, -BORDER].map(|by| self.narrow(row, extremes, ids.clone(), by)));
+        }
+        // Without top-p each border is a logit, so the inner survivors are among the outer ones.
+        let outer = self.narrow(row, extremes, ids, -BORDER);
+        Some([self.narrow(row, extremes, outer.clone(), BORDER), outer])
     }
 
     /// What top-k leaves, ascending.
