@@ -12,8 +12,8 @@ use protocol::Task;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Raised, Score, Simulated, Simulation,
-    SpecError, ToolSpec,
+    Blueprint, Description, Environment, Fault, Raised, Score, Simulated, Simulation, SpecError,
+    ToolSpec,
     fields::{Fields, shown, task_fields},
 };
 
@@ -73,14 +73,7 @@ impl Blueprint for Add {
             }),
         )
         .returning(json!({"type": "string", "description": "The sum as a string."}));
-        let description = Description {
-            name: NAME.into(),
-            version: VERSION.into(),
-            tools: vec![tool],
-            milestones: vec![ADDED.into()],
-            reward_range: 0.0..=1.0,
-            determinism: Determinism::Deterministic,
-        };
+        let description = Description::of_game(NAME, VERSION, tool, [ADDED]);
         Ok(Box::new(Simulated::new(Sum { want: 0, added: false }, description)))
     }
 

@@ -47,6 +47,25 @@ pub struct Description {
     pub determinism: Determinism,
 }
 
+impl Description {
+    /// A built-in game: deterministic, with one tool and a reward of 0 to 1.
+    pub(crate) fn of_game(
+        name: &str,
+        version: &str,
+        tool: ToolSpec,
+        milestones: impl IntoIterator<Item = &'static str>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            version: version.into(),
+            tools: vec![tool],
+            milestones: milestones.into_iter().map(str::to_owned).collect(),
+            reward_range: 0.0..=1.0,
+            determinism: Determinism::Deterministic,
+        }
+    }
+}
+
 /// What became of a call that ran.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {

@@ -12,8 +12,8 @@ use protocol::{Split, Task, TraceRow};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score,
-    Simulated, Simulation, SpecError, ToolSpec,
+    Blueprint, Description, Environment, Fault, Move, Player, Raised, Score, Simulated, Simulation,
+    SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
     spec,
@@ -87,14 +87,7 @@ impl Blueprint for Settings {
                 "required": ["value"],
             }),
         );
-        let description = Description {
-            name: NAME.into(),
-            version: VERSION.into(),
-            tools: vec![tool],
-            milestones: vec![SOLVED.into()],
-            reward_range: 0.0..=1.0,
-            determinism: Determinism::Deterministic,
-        };
+        let description = Description::of_game(NAME, VERSION, tool, [SOLVED]);
         Ok(Box::new(Simulated::new(Guess::new(*self), description)))
     }
 

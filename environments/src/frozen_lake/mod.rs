@@ -23,8 +23,8 @@ use serde_json::{Map, Value, json};
 
 use self::board::{Board, DIRECTIONS};
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score,
-    Simulated, Simulation, SpecError, ToolSpec,
+    Blueprint, Description, Environment, Fault, Move, Player, Raised, Score, Simulated, Simulation,
+    SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, task_fields},
     spec,
@@ -123,14 +123,7 @@ impl Blueprint for Settings {
                 "required": ["direction"],
             }),
         );
-        let description = Description {
-            name: NAME.into(),
-            version: VERSION.into(),
-            tools: vec![tool],
-            milestones: milestones().map(str::to_owned).collect(),
-            reward_range: 0.0..=1.0,
-            determinism: Determinism::Deterministic,
-        };
+        let description = Description::of_game(NAME, VERSION, tool, milestones());
         Ok(Box::new(Simulated::new(Lake::new(*self), description)))
     }
 

@@ -26,8 +26,8 @@ use serde_json::{Map, Value, json};
 pub use self::words::{LETTERS, Word};
 use self::words::{guessable, hidden};
 use crate::{
-    Blueprint, Description, Determinism, Environment, Fault, Move, Player, Raised, Score,
-    Simulated, Simulation, SpecError, ToolSpec,
+    Blueprint, Description, Environment, Fault, Move, Player, Raised, Score, Simulated, Simulation,
+    SpecError, ToolSpec,
     draws::Draws,
     fields::{Fields, shown, task_fields},
     spec,
@@ -121,14 +121,7 @@ impl Blueprint for Settings {
                 "required": ["word"],
             }),
         );
-        let description = Description {
-            name: NAME.into(),
-            version: VERSION.into(),
-            tools: vec![tool],
-            milestones: milestones().map(str::to_owned).collect(),
-            reward_range: 0.0..=1.0,
-            determinism: Determinism::Deterministic,
-        };
+        let description = Description::of_game(NAME, VERSION, tool, milestones());
         Ok(Box::new(Simulated::new(Wordle::new(*self), description)))
     }
 

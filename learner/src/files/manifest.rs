@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::UpdateEvidence;
-use crate::audit::sampling::SamplingBounds;
-use crate::journal::JournalRecord;
+use crate::{
+    advantage::{ScaleRewards, group_advantages},
+    audit::{Audited, sampling::SamplingBounds},
+    journal::JournalRecord,
+};
 
 /// How a run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -225,6 +228,27 @@ pub struct GroupRecord {
     pub strict_successes: u64,
     /// The policy that played.
     pub policy: PolicyDigest,
+}
+
+impl GroupRecord {
+    /// The record of a group that was trained on in this step; nothing where it has no rollouts.
+    pub fn of(optimizer_step: u64, rollouts: &[&Audited]) -> Option<Self> {
+        let first = rollouts.first()?;
+        let rewards: Vec<f64> = rollouts.iter().map(|it| it.reward.training_reward).collect();
+        let reward_std =
+            group_advantages(&rewards, ScaleRewards::None).map_or(0.0, |group| group.std);
+        Some(Self {
+            optimizer_step,
+            group: first.episode.lease.group,
+            task_id: first.episode.task.clone(),
+            episode_seed: first.episode.seed,
+            rewards,
+            reward_std,
+            strict_rewards: rollouts.iter().map(|it| it.reward.strict_reward).collect(),
+            strict_successes: rollouts.iter().filter(|it| it.reward.strict_success).count() as u64,
+            policy: first.episode.policy,
+        })
+    }
 }
 
 /// Why a run ended before its last step.

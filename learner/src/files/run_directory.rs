@@ -19,7 +19,6 @@ use super::{
     SamplingRecord, Status, program_sha256, utc_now, write_atomic,
 };
 use crate::{
-    advantage::{ScaleRewards, group_advantages},
     audit::{
         Audited,
         sampling::{Flagged, SamplingBounds, SamplingJudge},
@@ -274,23 +273,14 @@ impl RunDirectory {
         }
         coverage.total_rollouts += count;
         coverage.optimizer_groups += 1;
-        let Some(first) = rollouts.first() else { return Ok(()) };
-        self.tasks.insert(first.episode.task.clone());
-        coverage.consumed_unique_tasks = self.tasks.len();
-        let rewards: Vec<f64> = rollouts.iter().map(|it| it.reward.training_reward).collect();
-        let std = group_advantages(&rewards, ScaleRewards::None).map_or(0.0, |group| group.std);
-        self.progress.update_evidence.mixed_reward_groups += u64::from(std > 0.0);
-        self.progress.reward_groups.push(GroupRecord {
-            optimizer_step: step,
-            group: first.episode.lease.group,
-            task_id: first.episode.task.clone(),
-            episode_seed: first.episode.seed,
-            rewards,
-            reward_std: std,
-            strict_rewards: rollouts.iter().map(|it| it.reward.strict_reward).collect(),
-            strict_successes: rollouts.iter().filter(|it| it.reward.strict_success).count() as u64,
-            policy: first.episode.policy,
-        });
+        let all: Vec<&Audited> = rollouts.iter().collect();
+        if let Some(group) = GroupRecord::of(step, &all) {
+            self.tasks.insert(group.task_id.clone());
+            coverage.consumed_unique_tasks = self.tasks.len();
+            let mixed = u64::from(group.reward_std > 0.0);
+            self.progress.update_evidence.mixed_reward_groups += mixed;
+            self.progress.reward_groups.push(group);
+        }
         Ok(())
     }
 

@@ -5,12 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use protocol::PolicyDigest;
 
 use super::episodes::calls;
-use crate::{
-    advantage::{ScaleRewards, group_advantages},
-    audit::Audited,
-    curriculum::evaluation_round,
-    files::GroupRecord,
-};
+use crate::{audit::Audited, curriculum::evaluation_round, files::GroupRecord};
 
 /// Sums over the episodes of one step, or of one evaluation.
 #[derive(Clone, Debug, Default)]
@@ -90,25 +85,13 @@ impl Tallies {
             tally.malformed += malformed;
             tally.calls += all;
         }
-        let rewards: Vec<f64> = rollouts.iter().map(|it| it.reward.training_reward).collect();
-        let std = group_advantages(&rewards, ScaleRewards::None).map_or(0.0, |group| group.std);
+        let Some(record) = GroupRecord::of(step, rollouts) else { return };
         tally.groups += 1;
-        tally.stds += std;
-        tally.mixed += u64::from(std > 0.0);
-        if round.is_some() {
-            return;
+        tally.stds += record.reward_std;
+        tally.mixed += u64::from(record.reward_std > 0.0);
+        if round.is_none() {
+            self.tasks.insert(record.task_id.clone());
+            self.groups.push(record);
         }
-        self.tasks.insert(first.episode.task.clone());
-        self.groups.push(GroupRecord {
-            optimizer_step: step,
-            group,
-            task_id: first.episode.task.clone(),
-            episode_seed: first.episode.seed,
-            rewards,
-            reward_std: std,
-            strict_rewards: rollouts.iter().map(|it| it.reward.strict_reward).collect(),
-            strict_successes: rollouts.iter().filter(|it| it.reward.strict_success).count() as u64,
-            policy: first.episode.policy,
-        });
     }
 }
