@@ -11,7 +11,7 @@ use policy::chat::{
 use protocol::FinishReason;
 use serde_json::{Map, Value};
 
-const FOLDERS: [&str; 5] = ["json", "tags", "plain", "flags", "brackets"];
+const FOLDERS: [&str; 6] = ["json", "tags", "plain", "flags", "parts", "brackets"];
 
 fn rows(folder: &str, file: &str) -> Vec<Value> {
     let text = fs::read_to_string(common::golden(folder).join(file)).expect("a golden");
@@ -88,7 +88,7 @@ fn suffixes_equal_the_references() {
             let Some(expected) = ids(&row["ids"]) else { continue };
             let options = ChatOptions {
                 tools: vec![common::guess_tool()],
-                system: (folder == "plain").then(|| "You play games.".to_owned()),
+                system: ["plain", "parts"].contains(&folder).then(|| "You play games.".to_owned()),
                 kwargs: row["kwargs"].as_object().cloned().unwrap_or_default(),
                 ..ChatOptions::default()
             };

@@ -83,6 +83,22 @@ pub enum ChatError {
     /// A suffix was asked for without an observation.
     #[error("a suffix needs at least one observation")]
     EmptySuffix,
+    /// Images were given, and the checkpoint names no id for them.
+    #[error(
+        "the checkpoint knows no images: config.json has no `image_token_id` and \
+         tokenizer_config.json no `image_token`"
+    )]
+    NoImages,
+    /// The template does not write one image-pad id for each image.
+    #[error(
+        "the chat template writes {written} image pads for {images} images; use the model's own"
+    )]
+    ImagesNotShown {
+        /// Image parts of the message.
+        images: usize,
+        /// Image-pad ids in the rendering.
+        written: usize,
+    },
     /// A tool is not a JSON schema of a function.
     #[error("tools[{index}]: {detail}")]
     Tool {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     ChatError, ChatTokenizer, Dialect, ObservationRole, ParseRules, Rendered, Template,
-    TemplateDate, Turn, parse_turn,
+    TemplateDate, Turn, images, parse_turn,
     python::dumps,
     source, stops,
     tokenizer::special_tokens,
@@ -44,6 +44,7 @@ pub struct ChatFormat {
     system: Option<System>,
     rules: ParseRules,
     pub(super) stop_ids: Vec<u32>,
+    pub(super) image_pad: Option<u32>,
     tools_in_template: bool,
     pub(super) shape: TurnShape,
 }
@@ -70,6 +71,7 @@ impl ChatFormat {
         let (text, origin) = source::find_template(dir, &config, !options.tools.is_empty())?;
         let template = Template::new(&text, &origin, options.today)?;
         let stop_ids = stops::stop_ids(dir, &config, &tokenizer)?;
+        let image_pad = images::image_pad(dir, &config, &tokenizer)?;
         let rules = ParseRules {
             dialect: options.dialect.unwrap_or_else(|| Dialect::of_template(&text)),
             opens_think: false,
@@ -90,6 +92,7 @@ impl ChatFormat {
             rules,
             shape: TurnShape::first(&stop_ids)?,
             stop_ids,
+            image_pad,
             tools_in_template: false,
         };
         format.place_tools(&options.tools, options.system)?;

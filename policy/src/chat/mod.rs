@@ -13,6 +13,7 @@ mod clock;
 mod error;
 mod filters;
 mod format;
+mod images;
 mod json;
 mod marks;
 mod methods;
@@ -28,6 +29,7 @@ mod untrusted;
 pub use clock::{NotADate, TemplateDate};
 pub use error::ChatError;
 pub use format::{ChatFormat, ChatOptions};
+pub use images::shown_content;
 pub use json::MAX_DEPTH;
 pub use marks::Rendered;
 pub use parse::{
