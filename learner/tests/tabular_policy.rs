@@ -7,7 +7,7 @@ use environments::{
 };
 use learner::{
     advantage::{ScaleRewards, group_advantages},
-    loss::{Denominator, LossConfig, LossRow, LossType, StepTotals, policy_loss},
+    loss::{Aggregation, Denominator, LossConfig, LossRow, StepTotals, policy_loss},
 };
 use serde_json::{Map, json};
 
@@ -98,12 +98,13 @@ fn step(table: &mut Table, seed: u64, random: &mut Random) {
             logp_ref: None,
             mask: None,
             entropy: None,
-            advantage: *advantage,
+            advantage: (*advantage).into(),
         })
         .collect();
-    let config = LossConfig { epsilon: 0.2, epsilon_high: 0.2, beta: 0.0 };
+    let config = LossConfig::default();
     // Dr. GRPO's constant 1: the loss is minus the mean of advantage times log-probability.
-    let denominator = Denominator::new(LossType::DrGrpo, StepTotals::of(&rows), 1).expect("tokens");
+    let denominator = Denominator::new(Aggregation::SeqMeanTokenSumNorm, StepTotals::of(&rows), 1)
+        .expect("tokens");
     let loss = policy_loss(&config, &denominator, &rows).expect("finite");
     for (rollout, slopes) in rollouts.iter().zip(&loss.gradient) {
         for ((state, action, _), slope) in rollout.guesses.iter().zip(slopes) {

@@ -85,12 +85,8 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
         let mut adapter = stage.adapter.clone().expect("one");
         let mut optimizer = adamw(&settings.optimizer);
         let update_settings = UpdateSettings {
-            loss: settings.loss(),
-            loss_type: settings.loss_type,
-            max_completion_length: settings.max_completion_length,
-            temperature: stage.sampling.temperature,
-            checkpointing: settings.gradient_checkpointing,
             examine: examine.then_some(stage.sampling),
+            ..UpdateSettings::of(&settings)
         };
         let started = Instant::now();
         let outcome = update(

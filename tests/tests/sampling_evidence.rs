@@ -162,14 +162,8 @@ fn an_update_with_a_refused_rollout_changes_nothing() {
                 .advantages,
             })
             .collect();
-        let update_settings = UpdateSettings {
-            loss: settings.loss(),
-            loss_type: settings.loss_type,
-            max_completion_length: settings.max_completion_length,
-            temperature: stage.sampling.temperature,
-            checkpointing: false,
-            examine: Some(stage.sampling),
-        };
+        let update_settings =
+            UpdateSettings { examine: Some(stage.sampling), ..UpdateSettings::of(&settings) };
         update(
             &stage.decoder,
             &mut adapter,

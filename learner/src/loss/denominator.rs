@@ -1,20 +1,24 @@
-//! What a token weighs in the loss: the only place where losses divide.
+//! What a token and a rollout weigh in the loss: the only place where losses divide.
 
 use serde::{Deserialize, Serialize};
 
 use super::{LossError, LossRow};
 
-/// Which loss.
+/// How a step's terms become one number: verl's `loss_agg_mode`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossType {
-    /// The mean over rollouts of the mean over each rollout's tokens.
+#[serde(rename_all = "kebab-case")]
+pub enum Aggregation {
+    /// GRPO, GSPO: the mean over rollouts of the mean over each rollout's tokens.
     #[default]
-    Grpo,
-    /// The sum over tokens, divided by rollouts times `max_completion_length`: no length bias.
-    DrGrpo,
-    /// The mean over all tokens of the step.
-    Dapo,
+    SeqMeanTokenMean,
+    /// Dr. GRPO: the sum over tokens, divided by rollouts times `max_completion_length`: no length
+    /// bias.
+    SeqMeanTokenSumNorm,
+    /// DAPO, CISPO, PPO: the mean over all tokens of the step.
+    TokenMean,
+    /// RLOO and PPO on rows: the mean over rollouts of the sum over each rollout's tokens, in which a
+    /// ratio of the whole sequence counts once.
+    SeqMeanTokenSum,
 }
 
 /// What a whole optimizer step holds, over all of its micro-batches and ranks.
@@ -46,41 +50,68 @@ impl StepTotals {
     }
 }
 
-/// Gives each token of a step its weight.
+/// What the parts of one rollout weigh.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Weights {
+    /// A term of one of its tokens.
+    pub token: f64,
+    /// A term of the rollout as a whole, as that of a sequence ratio.
+    pub rollout: f64,
+}
+
+/// Gives each part of a step its weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Denominator {
-    loss_type: LossType,
+    aggregation: Aggregation,
     totals: StepTotals,
     max_completion_length: u32,
 }
 
 impl Denominator {
     /// The denominators of a step with these totals. `max_completion_length` is read by
-    /// [`LossType::DrGrpo`] only.
+    /// [`Aggregation::SeqMeanTokenSumNorm`] only.
     ///
     /// # Errors
     /// Nothing in the step counts.
     pub fn new(
-        loss_type: LossType,
+        aggregation: Aggregation,
         totals: StepTotals,
         max_completion_length: u32,
     ) -> Result<Self, LossError> {
         if totals.tokens == 0 || totals.rollouts == 0 || max_completion_length == 0 {
             return Err(LossError::Empty);
         }
-        Ok(Self { loss_type, totals, max_completion_length })
+        Ok(Self { aggregation, totals, max_completion_length })
     }
 
-    /// The weight of each counted token of a rollout that has `tokens` of them.
-    pub fn weight(&self, tokens: usize) -> f64 {
+    /// The weights of a rollout that has `tokens` counted tokens. A sequence's term weighs as much as
+    /// if each token had it (TRL's broadcast), except where tokens are summed: there it counts once.
+    pub fn weights(&self, tokens: usize) -> Weights {
         if tokens == 0 {
-            return 0.0;
+            return Weights::default();
         }
-        let rollouts = self.totals.rollouts as f64;
-        match self.loss_type {
-            LossType::Grpo => 1.0 / (rollouts * tokens as f64),
-            LossType::DrGrpo => 1.0 / (rollouts * f64::from(self.max_completion_length)),
-            LossType::Dapo => 1.0 / self.totals.tokens as f64,
+        let (rollouts, count) = (self.totals.rollouts as f64, tokens as f64);
+        match self.aggregation {
+            Aggregation::SeqMeanTokenMean => {
+                Weights { token: 1.0 / (rollouts * count), rollout: 1.0 / rollouts }
+            }
+            Aggregation::SeqMeanTokenSumNorm => {
+                let all = rollouts * f64::from(self.max_completion_length);
+                Weights { token: 1.0 / all, rollout: count / all }
+            }
+            Aggregation::TokenMean => {
+                let all = self.totals.tokens as f64;
+                Weights { token: 1.0 / all, rollout: count / all }
+            }
+            Aggregation::SeqMeanTokenSum => {
+                Weights { token: 1.0 / rollouts, rollout: 1.0 / rollouts }
+            }
         }
+    }
+
+    /// What a token weighs in means over the step's tokens, whatever the aggregation: of the entropy
+    /// bonus and the value loss.
+    pub fn per_token(&self) -> f64 {
+        1.0 / self.totals.tokens as f64
     }
 }

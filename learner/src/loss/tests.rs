@@ -1,6 +1,15 @@
 use super::*;
 
-const CONFIG: LossConfig = LossConfig { epsilon: 0.2, epsilon_high: 0.28, beta: 0.04 };
+const CONFIG: LossConfig = LossConfig {
+    surrogate: Surrogate::Clipped,
+    ratio: Ratio::Token,
+    epsilon: 0.2,
+    epsilon_high: 0.28,
+    delta: None,
+    beta: 0.04,
+    kl_estimator: KlEstimator::K3,
+    entropy_coef: 0.0,
+};
 
 /// A rollout that owns its columns.
 #[derive(Clone)]
@@ -20,7 +29,7 @@ impl Rollout {
             logp_ref: Some(&self.reference),
             mask: Some(&self.mask),
             entropy: None,
-            advantage: self.advantage,
+            advantage: self.advantage.into(),
         }
     }
 }
@@ -61,14 +70,14 @@ fn rows(rollouts: &[Rollout]) -> Vec<LossRow<'_>> {
     rollouts.iter().map(Rollout::row).collect()
 }
 
-fn run(loss_type: LossType, rollouts: &[Rollout]) -> Loss {
+fn run(aggregation: Aggregation, rollouts: &[Rollout]) -> Loss {
     let rows = rows(rollouts);
-    let denominator = Denominator::new(loss_type, StepTotals::of(&rows), 64).expect("tokens");
+    let denominator = Denominator::new(aggregation, StepTotals::of(&rows), 64).expect("tokens");
     policy_loss(&CONFIG, &denominator, &rows).expect("finite")
 }
 
 /// The formulas as papers write them, with no shared code.
-fn brute_force(loss_type: LossType, rollouts: &[Rollout]) -> f64 {
+fn brute_force(aggregation: Aggregation, rollouts: &[Rollout]) -> f64 {
     let mut per_rollout = Vec::new();
     for rollout in rollouts {
         let mut tokens = Vec::new();
@@ -86,8 +95,8 @@ fn brute_force(loss_type: LossType, rollouts: &[Rollout]) -> f64 {
     }
     let sum = |tokens: &Vec<f64>| tokens.iter().sum::<f64>();
     let n = per_rollout.iter().filter(|tokens| !tokens.is_empty()).count() as f64;
-    match loss_type {
-        LossType::Grpo => {
+    match aggregation {
+        Aggregation::SeqMeanTokenMean => {
             per_rollout
                 .iter()
                 .filter(|t| !t.is_empty())
@@ -95,42 +104,49 @@ fn brute_force(loss_type: LossType, rollouts: &[Rollout]) -> f64 {
                 .sum::<f64>()
                 / n
         }
-        LossType::DrGrpo => per_rollout.iter().map(sum).sum::<f64>() / (n * 64.0),
-        LossType::Dapo => {
+        Aggregation::SeqMeanTokenSumNorm => per_rollout.iter().map(sum).sum::<f64>() / (n * 64.0),
+        Aggregation::SeqMeanTokenSum => per_rollout.iter().map(sum).sum::<f64>() / n,
+        Aggregation::TokenMean => {
             let tokens: usize = per_rollout.iter().map(Vec::len).sum();
             per_rollout.iter().map(sum).sum::<f64>() / tokens as f64
         }
     }
 }
 
-const TYPES: [LossType; 3] = [LossType::Grpo, LossType::DrGrpo, LossType::Dapo];
+const TYPES: [Aggregation; 4] = [
+    Aggregation::SeqMeanTokenMean,
+    Aggregation::SeqMeanTokenSumNorm,
+    Aggregation::TokenMean,
+    Aggregation::SeqMeanTokenSum,
+];
 
 #[test]
 fn losses_equal_their_papers_formulas() {
-    for loss_type in TYPES {
+    for aggregation in TYPES {
         for seed in 0..20 {
             let rollouts = rollouts(seed, &[1, 7, 20, 3]);
-            let (got, want) = (run(loss_type, &rollouts).value, brute_force(loss_type, &rollouts));
-            assert!((got - want).abs() < 1e-12, "{loss_type:?} {seed}: {got} {want}");
+            let (got, want) =
+                (run(aggregation, &rollouts).value, brute_force(aggregation, &rollouts));
+            assert!((got - want).abs() < 1e-12, "{aggregation:?} {seed}: {got} {want}");
         }
     }
 }
 
 #[test]
 fn gradients_equal_numeric_differentiation() {
-    for loss_type in TYPES {
+    for aggregation in TYPES {
         let rollouts = rollouts(3, &[5, 9, 2]);
-        let gradient = run(loss_type, &rollouts).gradient;
+        let gradient = run(aggregation, &rollouts).gradient;
         let step = 1e-6;
         for (i, rollout) in rollouts.iter().enumerate() {
             for (t, &got) in gradient[i].iter().enumerate() {
                 let at = |delta: f64| {
                     let mut moved = rollouts.clone();
                     moved[i].logp[t] += delta;
-                    run(loss_type, &moved).value
+                    run(aggregation, &moved).value
                 };
                 let numeric = (at(step) - at(-step)) / (2.0 * step);
-                assert!((got - numeric).abs() < 1e-7, "{loss_type:?} {i},{t}: {got} {numeric}");
+                assert!((got - numeric).abs() < 1e-7, "{aggregation:?} {i},{t}: {got} {numeric}");
                 assert!(rollout.mask[t] || got == 0.0, "a masked token has no gradient");
             }
         }
@@ -139,13 +155,13 @@ fn gradients_equal_numeric_differentiation() {
 
 #[test]
 fn ranks_of_10_and_90_tokens_add_up_to_one_rank_of_100() {
-    for loss_type in TYPES {
+    for aggregation in TYPES {
         let mut rollouts = rollouts(9, &[10, 90]);
         rollouts.iter_mut().for_each(|r| r.mask.fill(true));
-        let whole = run(loss_type, &rollouts);
+        let whole = run(aggregation, &rollouts);
         let all = rows(&rollouts);
         let totals = StepTotals::of(&all[..1]).plus(StepTotals::of(&all[1..]));
-        let denominator = Denominator::new(loss_type, totals, 64).expect("tokens");
+        let denominator = Denominator::new(aggregation, totals, 64).expect("tokens");
         let parts: Vec<Loss> = all
             .chunks(1)
             .map(|part| policy_loss(&CONFIG, &denominator, part).expect("finite"))
@@ -165,8 +181,8 @@ fn reordered_rows_give_the_same_gradient_by_row() {
     let rollouts = rollouts(4, &[4, 6, 8, 5]);
     let order = [2, 0, 3, 1];
     let shuffled: Vec<Rollout> = order.iter().map(|&i| rollouts[i].clone()).collect();
-    for loss_type in TYPES {
-        let (plain, moved) = (run(loss_type, &rollouts), run(loss_type, &shuffled));
+    for aggregation in TYPES {
+        let (plain, moved) = (run(aggregation, &rollouts), run(aggregation, &shuffled));
         for (place, &i) in order.iter().enumerate() {
             assert_eq!(moved.gradient[place], plain.gradient[i]);
         }
@@ -182,9 +198,10 @@ fn one(logp: f64, old: f64, reference: Option<f64>, advantage: f64, beta: f64) -
         logp_ref: reference.as_ref().map(|value| value.as_slice()),
         mask: None,
         entropy: None,
-        advantage,
+        advantage: advantage.into(),
     };
-    let denominator = Denominator::new(LossType::Grpo, StepTotals::of(&[row]), 1).expect("tokens");
+    let denominator =
+        Denominator::new(Aggregation::SeqMeanTokenMean, StepTotals::of(&[row]), 1).expect("tokens");
     policy_loss(&LossConfig { beta, ..CONFIG }, &denominator, &[row]).expect("finite")
 }
 
@@ -193,7 +210,7 @@ fn equal_policies_have_ratio_one_and_the_plain_policy_gradient() {
     let loss = one(-1.3, -1.3, None, 0.7, 0.0);
     assert_eq!((loss.value, loss.gradient[0][0]), (-0.7, -0.7));
     assert_eq!((loss.stats.mean_ratio(), loss.stats.clip_fraction()), (Some(1.0), 0.0));
-    assert_eq!(loss.stats.mean_k3(), None);
+    assert_eq!(loss.stats.mean_kl(), None);
 }
 
 #[test]
@@ -214,7 +231,7 @@ fn clipping_is_one_sided_and_counted_by_side() {
 fn k3_has_its_known_values_and_vanishes_at_the_reference() {
     for (gap, k3) in [(0.5, 0.1487), (-0.5, 0.1065), (0.0, 0.0)] {
         let loss = one(-1.0, -1.0, Some(-1.0 + gap), 0.0, 2.0);
-        let got = loss.stats.mean_k3().expect("has a reference");
+        let got = loss.stats.mean_kl().expect("has a reference");
         assert!((got - k3).abs() < 5e-5, "{gap}: {got}");
         assert!((loss.value - 2.0 * got).abs() < 1e-15 && loss.kl_value == loss.value);
         assert!((loss.gradient[0][0] - 2.0 * (1.0 - f64::exp(gap))).abs() < 1e-12);
@@ -227,29 +244,33 @@ fn a_group_without_advantages_still_feels_the_kl_term() {
     assert!(loss.gradient[0][0] > 0.0, "descent lowers logp towards the reference");
     let without = one(-1.0, -1.0, Some(-2.0), 0.0, 0.0);
     assert_eq!(without.gradient[0][0], 0.0);
-    assert!(without.stats.mean_k3().is_some(), "the KL is still reported");
+    assert!(without.stats.mean_kl().is_some(), "the KL is still reported");
 }
 
 #[test]
 fn rollouts_without_tokens_weigh_nothing_and_an_empty_step_is_refused() {
     let mut rollouts = rollouts(5, &[4, 4]);
-    let alone = run(LossType::Grpo, &rollouts[..1]);
+    let alone = run(Aggregation::SeqMeanTokenMean, &rollouts[..1]);
     rollouts[1].mask.fill(false);
-    let both = run(LossType::Grpo, &rollouts);
+    let both = run(Aggregation::SeqMeanTokenMean, &rollouts);
     assert_eq!((alone.value, &alone.gradient[0]), (both.value, &both.gradient[0]));
-    assert_eq!(Denominator::new(LossType::Grpo, StepTotals::default(), 8), Err(LossError::Empty));
+    assert_eq!(
+        Denominator::new(Aggregation::SeqMeanTokenMean, StepTotals::default(), 8),
+        Err(LossError::Empty)
+    );
 }
 
 #[test]
 fn columns_that_do_not_fit_and_overflow_are_errors_that_name_the_place() {
     let rollout = rollouts(6, &[10]).remove(0);
-    let denominator = Denominator::new(LossType::Grpo, StepTotals { rollouts: 1, tokens: 10 }, 8)
-        .expect("tokens");
+    let denominator =
+        Denominator::new(Aggregation::SeqMeanTokenMean, StepTotals { rollouts: 1, tokens: 10 }, 8)
+            .expect("tokens");
     let error = |row: LossRow<'_>| policy_loss(&CONFIG, &denominator, &[row]).expect_err("refused");
     let short = LossRow { mask: Some(&rollout.mask[..9]), ..rollout.row() };
     assert_eq!(error(short).to_string(), "row 0: mask has 9 values for 10 tokens");
     let bare = LossRow { logp_ref: None, ..rollout.row() };
-    assert_eq!(error(bare), LossError::NoReference { row: 0 });
+    assert_eq!(error(bare), LossError::Missing { row: 0, setting: "beta", column: "logp_ref" });
     let far = vec![-2000.0; 10];
     let far = LossRow { logp_old: &far, mask: None, ..rollout.row() };
     assert_eq!(error(far).to_string(), "row 0, token 0: the ratio is not finite");

@@ -33,7 +33,7 @@ pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};
 pub use sampling::SamplingSettings;
 pub use sft::{Conversation, SftRecipe, SftSettings, Trainable, read_conversations};
-pub use training::{FailurePolicy, TrainingSettings};
+pub use training::{FailurePolicy, LossType, TrainingSettings};
 
 /// The id of the run that these settings describe ([`Recipe::settings`]), played in the environment
 /// of this digest: the same wherever it is written and wherever its files lie.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     advantage::ScaleRewards,
-    loss::{LossConfig, LossType},
+    loss::{Aggregation, LossConfig},
 };
 
 /// What happens to a lease whose episode the audit rejects.
@@ -24,6 +24,29 @@ pub enum FailurePolicy {
     Drop,
     /// The same, and an actor with `audit.quarantine_after` rejections is cut off.
     Quarantine,
+}
+
+/// Which loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossType {
+    /// The mean over rollouts of the mean over each rollout's tokens.
+    Grpo,
+    /// The sum over tokens, divided by rollouts times `max_completion_length`.
+    DrGrpo,
+    /// The mean over all tokens of the step.
+    Dapo,
+}
+
+impl LossType {
+    /// Its denominators.
+    pub fn aggregation(self) -> Aggregation {
+        match self {
+            Self::Grpo => Aggregation::SeqMeanTokenMean,
+            Self::DrGrpo => Aggregation::SeqMeanTokenSumNorm,
+            Self::Dapo => Aggregation::TokenMean,
+        }
+    }
 }
 
 /// How a run is trained. Field names are TRL's where it has them.
@@ -201,6 +224,11 @@ impl TrainingSettings {
 
     /// What its loss needs to know.
     pub fn loss(&self) -> LossConfig {
-        LossConfig { epsilon: self.epsilon, epsilon_high: self.epsilon_high, beta: self.beta }
+        LossConfig {
+            epsilon: self.epsilon,
+            epsilon_high: self.epsilon_high,
+            beta: self.beta,
+            ..LossConfig::default()
+        }
     }
 }

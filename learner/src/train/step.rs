@@ -155,18 +155,13 @@ impl Learner {
             }
             refused.map_or(Ok(()), Err)
         };
-        #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
         let outcome = update(
             &self.decoder,
             &mut self.adapter,
             &mut self.optimizer,
             &UpdateSettings {
-                loss: settings.loss(),
-                loss_type: settings.loss_type,
-                max_completion_length: settings.max_completion_length,
-                temperature: settings.sampling.temperature as f32,
-                checkpointing: settings.gradient_checkpointing,
                 examine: (judge.mode != SamplingMode::Off).then(|| settings.sampling()),
+                ..UpdateSettings::of(&settings)
             },
             learning_rate,
             &update_groups,

@@ -21,9 +21,10 @@ use crate::{
     },
     group_batch::group_batch,
     loss::{
-        Denominator, LossConfig, LossError, LossRow, LossStats, LossType, StepTotals, policy_loss,
+        Aggregation, Denominator, LossConfig, LossError, LossRow, LossStats, StepTotals,
+        policy_loss,
     },
-    recipe::OptimizerSettings,
+    recipe::{OptimizerSettings, TrainingSettings},
 };
 
 /// Padded ids of one forward pass; a group that has more is scored in parts.
@@ -32,10 +33,10 @@ const FORWARD_IDS: usize = 32_768;
 /// What an update is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateSettings {
-    /// Clips and KL weight.
+    /// Surrogate, ratio, clips, KL term and entropy bonus.
     pub loss: LossConfig,
     /// Which denominators.
-    pub loss_type: LossType,
+    pub aggregation: Aggregation,
     /// Read by Dr. GRPO.
     pub max_completion_length: u32,
     /// The temperature that was sampled at: log-probabilities are those at this temperature, as in TRL.
@@ -44,6 +45,21 @@ pub struct UpdateSettings {
     pub checkpointing: bool,
     /// How the ids were sampled, where they shall be examined.
     pub examine: Option<Sampling>,
+}
+
+impl UpdateSettings {
+    /// Those of a recipe, without examining how ids were sampled.
+    #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
+    pub fn of(training: &TrainingSettings) -> Self {
+        Self {
+            loss: training.loss(),
+            aggregation: training.loss_type.aggregation(),
+            max_completion_length: training.max_completion_length,
+            temperature: training.sampling.temperature as f32,
+            checkpointing: training.gradient_checkpointing,
+            examine: None,
+        }
+    }
 }
 
 /// The audited rollouts of one group.
@@ -154,7 +170,8 @@ pub fn update(
         .flat_map(|group| &group.episodes)
         .map(|episode| episode.spans.iter().map(|span| span.ids.len()).sum::<usize>())
         .fold(StepTotals::default(), StepTotals::with);
-    let denominator = Denominator::new(settings.loss_type, totals, settings.max_completion_length)?;
+    let denominator =
+        Denominator::new(settings.aggregation, totals, settings.max_completion_length)?;
     let mut sums = Sums::default();
     for (at, group) in groups.iter().enumerate() {
         if settings.loss.beta == 0.0 && group.advantages.iter().all(|advantage| *advantage == 0.0) {
@@ -183,7 +200,7 @@ pub fn update(
     Ok(Outcome::Updated(UpdateReport {
         loss: sums.loss,
         grad_norm,
-        kl: sums.stats.mean_k3(),
+        kl: sums.stats.mean_kl(),
         clip_fraction: sums.stats.clip_fraction(),
         entropy: sums.stats.mean_entropy(),
         logp_gap: (sums.gap_tokens > 0).then(|| sums.gap / sums.gap_tokens as f64),
@@ -254,7 +271,7 @@ fn part_gradient(
             logp_ref: reference.as_ref().and_then(|rows| rows.get(row)).map(Vec::as_slice),
             mask: None,
             entropy: entropies.as_ref().and_then(|rows| rows.get(row)).map(Vec::as_slice),
-            advantage: part.advantages.get(row).copied().unwrap_or_default(),
+            advantage: part.advantages.get(row).copied().unwrap_or_default().into(),
         })
         .collect();
     let loss = policy_loss(&settings.loss, denominator, &rows)?;
