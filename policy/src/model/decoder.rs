@@ -57,7 +57,8 @@ pub(crate) type Rotations = (Tensor<3>, Tensor<3>);
 
 impl Decoder {
     pub(crate) fn new(config: ModelConfig, weights: Weights, device: Device, dtype: DType) -> Self {
-        let rope = RopeTable::new(&config.rope, config.rotary());
+        let sections = config.hybrid().map_or([0; 3], |hybrid| hybrid.sections);
+        let rope = RopeTable::new(&config.rope, config.rotary()).interleaved(sections);
         Self { config, weights, device, dtype, rope }
     }
 
@@ -162,7 +163,13 @@ impl Decoder {
     }
 
     pub(crate) fn rotations(&self, positions: &[u32]) -> Rotations {
-        let (cos, sin) = self.rope.at(positions);
+        let axes: Vec<[u32; 3]> = positions.iter().map(|&position| [position; 3]).collect();
+        self.rotations_at(&axes)
+    }
+
+    /// Rotations at positions of time, height and width, which are equal for text.
+    pub(crate) fn rotations_at(&self, positions: &[[u32; 3]]) -> Rotations {
+        let (cos, sin) = self.rope.at_axes(positions.iter().copied());
         let shape = [positions.len(), 1, self.config.rotary() / 2];
         let tensor = |values: Vec<f32>| {
             let data = TensorData::new(values, shape);

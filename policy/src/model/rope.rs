@@ -201,18 +201,44 @@ fn yarn(rope: &Fields<'_>, factor: f64, original: usize) -> Result<RopeScaling, 
 pub(crate) struct RopeTable {
     inverse: Vec<f32>,
     scale: f32,
+    /// Frequencies that turn with height and with width, as `mrope_section` counts them.
+    sections: [usize; 3],
 }
 
 impl RopeTable {
     pub(crate) fn new(config: &RopeConfig, head_dim: usize) -> Self {
         let (inverse, scale) = config.frequencies(head_dim);
-        Self { inverse, scale }
+        Self { inverse, scale, sections: [0; 3] }
+    }
+
+    /// With time, height and width interleaved over the frequencies.
+    pub(crate) fn interleaved(self, sections: [usize; 3]) -> Self {
+        Self { sections, ..self }
+    }
+
+    /// The axis of frequency `index`: time, height or width.
+    fn axis(&self, index: usize) -> usize {
+        let axis = index % 3;
+        let count = self.sections.get(axis).copied().unwrap_or(0);
+        if index < 3 * count { axis } else { 0 }
     }
 
     /// Cosines and sines at `positions`, each `[positions, head_dim / 2]` row-major.
     pub(crate) fn at(&self, positions: &[u32]) -> (Vec<f32>, Vec<f32>) {
-        let angles = positions.iter().flat_map(|&p| self.inverse.iter().map(move |f| p as f32 * f));
-        angles
+        self.at_axes(positions.iter().map(|&position| [position; 3]))
+    }
+
+    /// The same at positions of time, height and width.
+    pub(crate) fn at_axes(
+        &self,
+        positions: impl Iterator<Item = [u32; 3]>,
+    ) -> (Vec<f32>, Vec<f32>) {
+        let angle = |position: [u32; 3]| {
+            let frequencies = self.inverse.iter().enumerate();
+            frequencies.map(move |(j, f)| position[self.axis(j)] as f32 * f)
+        };
+        positions
+            .flat_map(angle)
             .map(|angle| {
                 let (sin, cos) = f64::from(angle).sin_cos();
                 (cos as f32 * self.scale, sin as f32 * self.scale)

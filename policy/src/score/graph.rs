@@ -12,6 +12,9 @@ use crate::model::{
     Adapter, Decoder, DeltaRows, DeltaRule, DeltaState, ModelError, Runs, Sequences,
 };
 
+#[cfg(test)]
+mod tests;
+
 /// A recorded pass: its scores, and what the backward pass needs.
 pub(super) struct GraphTape {
     decoder: Decoder,
