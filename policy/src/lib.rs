@@ -7,5 +7,6 @@ pub mod episode_script;
 pub mod model;
 pub mod sampling;
 pub mod score;
+pub mod vision;
 
 mod simd;

@@ -28,6 +28,7 @@ pub mod weights;
 pub use adapter::{Adapter, Lora, LoraConfig};
 pub use checkpoint::{Checkpoint, LoadDtype};
 pub use config::{Architecture, ModelConfig};
+pub(crate) use config::{Fields, brief, read_object};
 pub use decoder::{Decoder, FullInput, FullOutput};
 pub use digest::{CheckpointDigests, chat_template, checkpoint_digests};
 pub use error::{ARCHITECTURES, ModelError};
