@@ -52,6 +52,9 @@ pub struct FullOutput {
     pub hidden: Vec<Tensor<3>>,
 }
 
+/// Where an id stands on the axes of time, height and width; the same on all of them for text.
+pub(crate) type Position = [u32; 3];
+
 /// Cosines and sines for the rows of a pass, each `[rows, 1, half]` of the rotated part.
 pub(crate) type Rotations = (Tensor<3>, Tensor<3>);
 
@@ -157,19 +160,13 @@ impl Decoder {
         Tensor::from_data(TensorData::new(values, [len]), (&self.device, DType::I32))
     }
 
-    /// Cosines and sines, `[positions, half]` each.
-    pub(crate) fn rope_at(&self, positions: &[u32]) -> (Vec<f32>, Vec<f32>) {
-        self.rope.at(positions)
+    /// Cosines and sines at positions of time, height and width, `[positions, half]` each.
+    pub(crate) fn rope_at(&self, positions: &[Position]) -> (Vec<f32>, Vec<f32>) {
+        self.rope.at_axes(positions.iter().copied())
     }
 
-    pub(crate) fn rotations(&self, positions: &[u32]) -> Rotations {
-        let axes: Vec<[u32; 3]> = positions.iter().map(|&position| [position; 3]).collect();
-        self.rotations_at(&axes)
-    }
-
-    /// Rotations at positions of time, height and width, which are equal for text.
-    pub(crate) fn rotations_at(&self, positions: &[[u32; 3]]) -> Rotations {
-        let (cos, sin) = self.rope.at_axes(positions.iter().copied());
+    pub(crate) fn rotations(&self, positions: &[Position]) -> Rotations {
+        let (cos, sin) = self.rope_at(positions);
         let shape = [positions.len(), 1, self.config.rotary() / 2];
         let tensor = |values: Vec<f32>| {
             let data = TensorData::new(values, shape);
@@ -252,13 +249,13 @@ impl Sequences for Whole<'_> {
 }
 
 /// Positions of each id: its place among the unmasked ones of its row.
-fn positions(batch: usize, len: usize, mask: Option<&[bool]>) -> Vec<u32> {
+fn positions(batch: usize, len: usize, mask: Option<&[bool]>) -> Vec<Position> {
     let mut positions = Vec::with_capacity(batch * len);
     for row in 0..batch {
         let mut next = 0;
         for column in 0..len {
             let seen = mask.is_none_or(|m| m.get(row * len + column) == Some(&true));
-            positions.push(if seen { next } else { 0 });
+            positions.push([if seen { next } else { 0 }; 3]);
             next += u32::from(seen);
         }
     }

@@ -9,7 +9,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::{
     adapter::Adapter,
-    decoder::{Decoder, MASKED},
+    decoder::{Decoder, MASKED, Position},
     delta::{DeltaRows, DeltaRule, DeltaState},
     error::ModelError,
     layer::Sequences,
@@ -206,8 +206,9 @@ impl Decoder {
         let placed = self.place(cache, feeds)?;
         let ids: Vec<u32> = feeds.iter().flat_map(|feed| feed.ids).copied().collect();
         let past = |p: &Placed| p.rows.len() - p.count;
-        let position = |p: &Placed| (past(p)..p.rows.len()).map(|i| i as u32).collect::<Vec<_>>();
-        let positions: Vec<u32> = placed.iter().flat_map(position).collect();
+        let position =
+            |p: &Placed| (past(p)..p.rows.len()).map(|i| [i as u32; 3]).collect::<Vec<_>>();
+        let positions: Vec<Position> = placed.iter().flat_map(position).collect();
         let targets: Vec<u32> =
             placed.iter().flat_map(|p| p.rows[past(p)..].iter().copied()).collect();
         let rope = self.rotations(&positions);

@@ -42,7 +42,7 @@ pub use target::TargetModules;
 
 pub(crate) use adapter_bytes::lora_key;
 pub(crate) use bytes::safetensors_bytes;
-pub(crate) use decoder::{MASKED, Rotations};
+pub(crate) use decoder::{MASKED, Position, Rotations};
 pub(crate) use delta::{DeltaRows, DeltaRule, DeltaState};
 pub(crate) use layer::Sequences;
 pub(crate) use ops::{attend, from_f32, to_f32};

@@ -137,10 +137,15 @@ impl Decoder {
         self.weights.head()
     }
 
+    /// The embedding's name in the checkpoint.
+    pub(crate) fn embedding_name(&self) -> String {
+        format!("{}.embed_tokens.weight", self.config().prefix())
+    }
+
     /// The head's name in the checkpoint: the embedding's where they are tied.
     pub(crate) fn head_name(&self) -> String {
         match self.config().tied {
-            true => format!("{}.embed_tokens.weight", self.config().prefix()),
+            true => self.embedding_name(),
             false => "lm_head.weight".into(),
         }
     }

@@ -26,8 +26,7 @@ impl Examiner {
             Sampler::new(&sampling).map_err(|error| ModelError::Input(error.to_string()))?;
         let keys = batch.rows.iter().zip(&layout.counts);
         let keys = keys.flat_map(|(row, &count)| std::iter::repeat_n(row.noise, count));
-        let after = layout.predictors.iter().map(|&row| layout.positions[row as usize] + 1);
-        let draws = keys.zip(after).map(|(key, position)| Some((key?, position))).collect();
+        let draws = keys.zip(&layout.offsets).map(|(key, &at)| Some((key?, at))).collect();
         Ok(Some(Self { sampler, draws }))
     }
 

@@ -5,8 +5,8 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, evidence::Examiner, head,
-    layout::Layout,
+    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, embed::Embedding,
+    evidence::Examiner, head, layout::Layout,
 };
 use crate::model::{
     Adapter, Decoder, DeltaRows, DeltaRule, DeltaState, ModelError, Runs, Sequences,
@@ -22,6 +22,7 @@ pub(super) struct GraphTape {
     trainable: Trainable,
     config: ScoreConfig,
     layout: Layout,
+    embedding: Embedding,
     saved: Saved,
     /// The normed hidden states that predict scored ids, outside of the graph.
     hidden: Tensor<2>,
@@ -29,8 +30,9 @@ pub(super) struct GraphTape {
 }
 
 enum Saved {
-    /// The whole graph, up to the normed hidden states that predict scored ids.
-    Graph(Box<Tensor<2>>),
+    /// The whole graph, from the first layer's input, where that wants a gradient, up to the normed
+    /// hidden states that predict scored ids.
+    Graph(Option<Box<Tensor<2>>>, Box<Tensor<2>>),
     /// The input of each layer, and of the final norm.
     Inputs(Vec<Tensor<2>>),
 }
@@ -45,7 +47,7 @@ pub(super) fn score(
     let layout = Layout::new(decoder, batch)?;
     let examiner = Examiner::new(batch, &layout, config)?;
     let pass = Pass::new(decoder, adapter, &layout);
-    let mut x = decoder.embed(&layout.ids);
+    let mut x = Embedding::new(decoder, None, &layout).rows();
     for index in 0..decoder.config().layers {
         x = pass.layer(index, x);
     }
@@ -121,6 +123,7 @@ impl GraphTape {
     ) -> Result<Self, ModelError> {
         let layout = Layout::new(decoder, batch)?;
         let examiner = Examiner::new(batch, &layout, config)?;
+        let embedding = Embedding::new(decoder, Some(trainable), &layout);
         let (decoder, adapter) = match (trainable, adapter) {
             (Trainable::Adapter, Some(adapter)) => (decoder.clone(), Some(adapter.tracked())),
             (_, adapter) => (decoder.tracked(), adapter.cloned()),
@@ -129,7 +132,7 @@ impl GraphTape {
         let (saved, hidden) = if config.checkpointing {
             let (plain, frozen) = (decoder.untracked(), adapter.as_ref().map(Adapter::untracked));
             let pass = Pass::new(&plain, frozen.as_ref(), &layout);
-            let mut inputs = vec![plain.embed(&layout.ids)];
+            let mut inputs = vec![embedding.rows()];
             for index in 0..layers {
                 let x = inputs[index].clone();
                 inputs.push(pass.layer(index, x));
@@ -138,16 +141,17 @@ impl GraphTape {
             (Saved::Inputs(inputs), hidden)
         } else {
             let pass = Pass::new(&decoder, adapter.as_ref(), &layout);
-            let mut x = decoder.embed(&layout.ids);
+            let leaf = embedding.trained().then(|| embedding.rows().autodiff().require_grad());
+            let mut x = leaf.clone().unwrap_or_else(|| embedding.rows());
             for index in 0..layers {
                 x = pass.layer(index, x);
             }
             let output = pass.last(x);
-            (Saved::Graph(Box::new(output.clone())), output.inner())
+            (Saved::Graph(leaf.map(Box::new), Box::new(output.clone())), output.inner())
         };
         let scores = scores(&decoder.untracked(), &hidden, &layout, config, examiner.as_ref())?;
         let config = *config;
-        Ok(Self { decoder, adapter, trainable, config, layout, saved, hidden, scores })
+        Ok(Self { decoder, adapter, trainable, config, layout, embedding, saved, hidden, scores })
     }
 
     pub(super) fn scores(&self) -> &Scores {
@@ -155,7 +159,8 @@ impl GraphTape {
     }
 
     pub(super) fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
-        let Self { decoder, adapter, trainable, config, layout, saved, hidden, .. } = self;
+        let Self { decoder, adapter, trainable, config, layout, embedding, saved, hidden, .. } =
+            self;
         let dlogp = layout.join(dlogp)?;
         let mut gradients = Gradients::default();
         if layout.targets.is_empty() {
@@ -173,10 +178,15 @@ impl GraphTape {
                 Some(adapter) if !base => adapter.collect(graph, gradients),
                 _ => decoder.collect(graph, gradients),
             };
+        let lost = || ModelError::Device("a layer gave no gradient for its input".into());
         match saved {
-            Saved::Graph(output) => {
+            Saved::Graph(leaf, output) => {
                 let mut graph = output.mul(dhidden.autodiff()).sum().backward();
                 collect(&mut gradients, &mut graph);
+                if let Some(leaf) = leaf {
+                    let dx = leaf.grad_remove(&mut graph).ok_or_else(lost)?;
+                    embedding.backward(dx, &mut gradients);
+                }
             }
             Saved::Inputs(mut inputs) => {
                 let pass = Pass::new(&decoder, adapter.as_ref(), &layout);
@@ -187,17 +197,13 @@ impl GraphTape {
                         collect(&mut gradients, &mut graph);
                         leaf.grad_remove(&mut graph)
                     };
-                let lost = || ModelError::Device("a layer gave no gradient for its input".into());
                 let input = inputs.pop().ok_or_else(lost)?;
                 let mut dx = segment(input, dhidden, &|x| pass.last(x)).ok_or_else(lost)?;
                 for index in (0..inputs.len()).rev() {
                     let input = inputs.pop().ok_or_else(lost)?;
                     dx = segment(input, dx, &|x| pass.layer(index, x)).ok_or_else(lost)?;
                 }
-                if base {
-                    let mut graph = decoder.embed(&layout.ids).mul(dx.autodiff()).sum().backward();
-                    collect(&mut gradients, &mut graph);
-                }
+                embedding.backward(dx, &mut gradients);
             }
         }
         Ok(gradients)

@@ -2,15 +2,15 @@
 //! without padding, and which packed row predicts which scored id.
 
 use super::ScoreBatch;
-use crate::model::{Decoder, ModelError};
+use crate::model::{Decoder, ModelError, Position};
 
 /// The places of a batch's ids.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     /// Ids in packed order.
     pub(crate) ids: Vec<u32>,
-    /// Position of each id in its sequence.
-    pub(crate) positions: Vec<u32>,
+    /// Where each id stands for the rotations.
+    pub(crate) positions: Vec<Position>,
     /// Length of the prefix.
     pub(crate) prefix: usize,
     /// First packed row and length of each continuation.
@@ -19,6 +19,8 @@ pub(crate) struct Layout {
     pub(crate) predictors: Vec<u32>,
     /// The scored ids in order.
     pub(crate) targets: Vec<u32>,
+    /// Index of each scored id in its sequence, in order.
+    pub(crate) offsets: Vec<u32>,
     /// Scored ids of each row.
     pub(crate) counts: Vec<usize>,
 }
@@ -33,11 +35,12 @@ impl Layout {
         }
         let mut layout = Self {
             ids: batch.prefix.clone(),
-            positions: (0..prefix).map(|p| p as u32).collect(),
+            positions: (0..prefix).map(|p| [p as u32; 3]).collect(),
             prefix,
             rows: Vec::new(),
             predictors: Vec::new(),
             targets: Vec::new(),
+            offsets: Vec::new(),
             counts: Vec::new(),
         };
         for (number, row) in batch.rows.iter().enumerate() {
@@ -53,13 +56,14 @@ impl Layout {
             let start = layout.ids.len();
             layout.rows.push((start, row.ids.len()));
             layout.ids.extend_from_slice(&row.ids);
-            layout.positions.extend((prefix..prefix + row.ids.len()).map(|p| p as u32));
+            layout.positions.extend((prefix..prefix + row.ids.len()).map(|p| [p as u32; 3]));
             let before = layout.targets.len();
             for (i, (&id, _)) in
                 row.ids.iter().zip(&row.scored).enumerate().filter(|(_, (_, s))| **s)
             {
                 layout.predictors.push(if i == 0 { prefix - 1 } else { start + i - 1 } as u32);
                 layout.targets.push(id);
+                layout.offsets.push((prefix + i) as u32);
             }
             layout.counts.push(layout.targets.len() - before);
         }

@@ -4,6 +4,7 @@
 //! into gradients.
 
 mod attention;
+mod embed;
 mod evidence;
 mod gradients;
 mod graph;

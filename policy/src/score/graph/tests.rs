@@ -71,7 +71,7 @@ fn check(dir: &Path, golden: &BTreeMap<String, Vec<f64>>, adapter: Option<&Path>
     let rows = vec![ScoreRow { ids: ids.clone(), scored, noise: None }];
     let layout = Layout::new(&decoder, &ScoreBatch { prefix: Vec::new(), rows }).unwrap();
     let mut pass = Pass::new(&decoder, adapter.as_ref(), &layout);
-    pass.rope = decoder.rotations_at(&axes);
+    pass.rope = decoder.rotations(&axes);
     let embedded = TensorData::new(embedded, [ids.len(), width]);
     let mut x = Tensor::from_data(embedded, decoder.device());
     for index in 0..decoder.config().layers {
