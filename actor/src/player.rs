@@ -194,6 +194,9 @@ impl Player {
             done = row.done;
             observations.push(row.observation.clone());
         }
+        if plan.answers() {
+            playing.recorder.answer(turn, &parsed.content).map_err(|e| e.to_string())?;
+        }
         if plan.end.is_some() {
             return Ok(plan.end);
         }
@@ -225,6 +228,7 @@ impl Playing {
             seed: self.lease.seed,
             policy: self.lease.policy,
             reset_text: recording.reset_text,
+            reset_images: recording.reset_images,
             tokens: self.tokens,
             loss_mask: self.loss_mask,
             spans: self.spans,
@@ -232,6 +236,7 @@ impl Playing {
             trace_head: recording.head,
             end,
             reward: recording.score.reward,
+            images: recording.images,
         })
     }
 }

@@ -90,6 +90,8 @@ impl Blueprint for LampBlueprint {
             milestones: vec!["lit".into()],
             reward_range: 0.0..=1.0,
             determinism: Determinism::Deterministic,
+            images: false,
+            answers: false,
         };
         Ok(Box::new(Simulated::new(Lamp::default(), description)))
     }

@@ -71,6 +71,18 @@ pub enum TraceError {
         /// The limit.
         limit: usize,
     },
+    /// An answer to an environment that takes none, or has ended.
+    #[error("row {row}: an answer, and the environment takes none here")]
+    AnswerNotTaken {
+        /// The row.
+        row: usize,
+    },
+    /// An answer that no recorder writes.
+    #[error("row {row}: an answer names no tool, shows nothing, ends the episode and is bounded")]
+    AnswerShape {
+        /// The row.
+        row: usize,
+    },
     /// A milestone on a call that did not run.
     #[error("row {row}: a milestone on a call that did not run")]
     MilestoneNotRun {
@@ -143,6 +155,11 @@ fn ran(kind: CallKind) -> bool {
     matches!(kind, CallKind::Ok | CallKind::Raised)
 }
 
+/// Whether a kind means that the environment was told.
+fn acted(kind: CallKind) -> bool {
+    ran(kind) || kind == CallKind::Answer
+}
+
 /// Checks that `claim` is a trace that a recorder could have written for the episode of `key` in an
 /// environment that is as described. A permit that a row claims to have lacked is believed here: who
 /// knows the budgets compares [`CallKind::OverLimit`] with them.
@@ -168,12 +185,12 @@ pub fn check_trace(
         if done && !row.done {
             return Err(TraceError::DoneTakenBack { row: index });
         }
-        if row.done && !done && !ran(row.kind) {
+        if row.done && !done && !acted(row.kind) {
             return Err(TraceError::DoneNotRun { row: index });
         }
         last = Some(row);
     }
-    let mut chain = key.chain(claim.reset_text);
+    let mut chain = key.chain(claim.reset_text, claim.reset_images);
     for (index, row) in claim.rows.iter().enumerate() {
         if chain.push(row) != row.chain {
             return Err(TraceError::Chain { row: index });
@@ -206,6 +223,9 @@ fn check_call(
     description: &Description,
     limits: &Limits,
 ) -> Result<(), TraceError> {
+    if row.kind == CallKind::Answer {
+        return check_answer(index, row, done, description, limits);
+    }
     if row.kind == CallKind::Malformed && !row.tool.is_empty() {
         return Err(TraceError::MalformedTool { row: index });
     }
@@ -231,13 +251,30 @@ fn check_call(
     }
 }
 
+fn check_answer(
+    index: usize,
+    row: &TraceRow,
+    done: bool,
+    description: &Description,
+    limits: &Limits,
+) -> Result<(), TraceError> {
+    if done || !description.answers {
+        return Err(TraceError::AnswerNotTaken { row: index });
+    }
+    let sound = row.tool.is_empty()
+        && row.observation.is_empty()
+        && row.done
+        && !too_long(&row.arguments, limits.observation_chars);
+    if sound { Ok(()) } else { Err(TraceError::AnswerShape { row: index }) }
+}
+
 fn check_milestones<'a>(
     index: usize,
     row: &'a TraceRow,
     description: &Description,
     reached: &mut BTreeSet<&'a str>,
 ) -> Result<(), TraceError> {
-    if !row.milestones.is_empty() && !ran(row.kind) {
+    if !row.milestones.is_empty() && !acted(row.kind) {
         return Err(TraceError::MilestoneNotRun { row: index });
     }
     let mut last = None;

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt, ops::RangeInclusive};
 
-use protocol::Task;
+use protocol::{Image, Task};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -45,6 +45,10 @@ pub struct Description {
     pub reward_range: RangeInclusive<f64>,
     /// Whether replay is possible.
     pub determinism: Determinism,
+    /// Whether its resets show images.
+    pub images: bool,
+    /// Whether it takes the text of a turn without calls as the policy's answer.
+    pub answers: bool,
 }
 
 impl Description {
@@ -62,6 +66,8 @@ impl Description {
             milestones: milestones.into_iter().map(str::to_owned).collect(),
             reward_range: 0.0..=1.0,
             determinism: Determinism::Deterministic,
+            images: false,
+            answers: false,
         }
     }
 }
@@ -102,7 +108,16 @@ impl Score {
     }
 }
 
-/// A tool environment.
+/// What an episode asks for and the right answer: for baselines, and rows to learn from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Solution {
+    /// What is asked for.
+    pub name: String,
+    /// The answer that solves the episode.
+    pub answer: String,
+}
+
+/// What is played: tools to call, a question to answer, or both.
 pub trait Environment: Send {
     /// What it is.
     fn describe(&self) -> &Description;
@@ -114,6 +129,24 @@ pub trait Environment: Send {
     /// # Errors
     /// A fault: the row does not fit, or the environment broke.
     fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault>;
+
+    /// The images that the reset showed the policy, in order; before its text. Asked for once, right
+    /// after the reset.
+    ///
+    /// # Errors
+    /// A fault.
+    fn images(&mut self) -> Result<Vec<Image>, Fault> {
+        Ok(Vec::new())
+    }
+
+    /// Takes the policy's answer, which ends the episode: the text of a turn without calls, as the chat
+    /// format reads it (without reasoning, trimmed). Returns all milestones reached so far.
+    ///
+    /// # Errors
+    /// A fault. A wrong answer is no fault.
+    fn answer(&mut self, _text: &str) -> Result<Vec<String>, Fault> {
+        Ok(Vec::new())
+    }
 
     /// Runs a tool that it has, with arguments that fit the tool's schema. What the call changed
     /// counts, even where it raised.

@@ -131,6 +131,22 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// A multiple of `step` within bounds; `default` where the field is absent.
+    pub(crate) fn multiple(
+        &mut self,
+        key: &'static str,
+        default: u64,
+        step: u64,
+        bounds: RangeInclusive<u64>,
+    ) -> Result<u64, SpecError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let fits = |number: &u64| bounds.contains(number) && number.is_multiple_of(step);
+        value.as_u64().filter(fits).ok_or_else(|| {
+            let (low, high) = (bounds.start(), bounds.end());
+            self.wrong(key, format!("a multiple of {step} from {low} to {high}"), value)
+        })
+    }
+
     /// Exactly `count` different integers within bounds.
     pub(crate) fn distinct_integers(
         &mut self,

@@ -1,4 +1,4 @@
-//! Tool environments: what an episode is played in, the recorder of its trusted trace, and replay.
+//! Environments: what an episode is played in, the recorder of its trusted trace, and replay.
 //!
 //! The way of one episode: a recipe's `environment` section is parsed into an [`EnvironmentSpec`],
 //! which opens an [`Environment`] for each episode. A [`Recorder`] resets it, takes the policy's calls
@@ -21,6 +21,7 @@ pub mod draws;
 pub mod environment;
 pub mod fault;
 mod fields;
+pub mod frames;
 pub mod frozen_lake;
 pub mod guess;
 pub mod limits;
@@ -39,14 +40,16 @@ pub mod wordle;
 pub use protocol::CallPermit;
 
 pub use check::{TraceError, check_trace};
-pub use environment::{Description, Determinism, Environment, Reply, Score};
+pub use environment::{Description, Determinism, Environment, Reply, Score, Solution};
 pub use fault::{Fault, Raised};
 pub use fields::SpecError;
 pub use limits::Limits;
 pub use play::{Move, Player, play};
 pub use probe::{ProbeReport, probe};
-pub use recorder::{EpisodeKey, Recorder, Recording};
-pub use replay::{Claim, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay};
+pub use recorder::{EpisodeKey, Recorder, Recording, answer_text};
+pub use replay::{
+    Claim, RecordedAnswer, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay,
+};
 pub use simulation::{Simulated, Simulation};
 pub use spec::{Blueprint, EnvironmentSpec};
 pub use tool::ToolSpec;

@@ -24,6 +24,8 @@ pub struct ProbeReport {
     pub forgets: bool,
     /// Calls that each episode made.
     pub calls: usize,
+    /// Whether each episode ended with an answer.
+    pub answered: bool,
 }
 
 impl ProbeReport {
@@ -64,8 +66,13 @@ impl ProbeReport {
 /// A fault of the environment in any of the episodes.
 pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeReport, Fault> {
     let description = spec.describe()?;
-    let calls = sample_calls(&description.tools, seed, 12);
-    let session = Session { spec, task, limits: spec.limits() };
+    // Without tools there is nothing to call, and where no answer is taken, unknown tools at least.
+    let count = if description.tools.is_empty() && description.answers { 0 } else { 12 };
+    let calls = sample_calls(&description.tools, seed, count);
+    // Some answers of each length of a short code.
+    let mut answers = Draws::new("rollcall-sample-answers-v1", seed);
+    let answer = (0..=answers.below(4)).map(|_| answers.below(10).to_string()).collect::<String>();
+    let session = Session { spec, task, answer, limits: spec.limits() };
     let other_seed = seed.wrapping_add(1);
     let expected = session.play(spec.open()?, seed, &calls)?.0;
     let other = session.play(spec.open()?, other_seed, &calls)?.0;
@@ -81,6 +88,9 @@ pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeRepo
             recorder.call(turn, call, CallPermit::Run)?;
         }
     }
+    for recorder in &mut pair {
+        session.answer(recorder)?;
+    }
     let [first, second] = pair;
     let isolated = first.finish()? == expected && second.finish()? == other;
 
@@ -92,12 +102,14 @@ pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeRepo
         isolated,
         forgets,
         calls: calls.len(),
+        answered: description.answers,
     })
 }
 
 struct Session<'a> {
     spec: &'a EnvironmentSpec,
     task: &'a Task,
+    answer: String,
     limits: Limits,
 }
 
@@ -112,6 +124,11 @@ impl Session<'_> {
         Recorder::start(environment, key, self.limits)
     }
 
+    /// After all calls, where the environment takes answers.
+    fn answer(&self, recorder: &mut Recorder) -> Result<(), Fault> {
+        recorder.answer(u32::MAX, &self.answer).map(|_| ())
+    }
+
     fn play(
         &self,
         environment: Box<dyn Environment>,
@@ -122,6 +139,7 @@ impl Session<'_> {
         for (turn, call) in (0..).zip(calls) {
             recorder.call(turn, call, CallPermit::Run)?;
         }
+        self.answer(&mut recorder)?;
         recorder.release()
     }
 }

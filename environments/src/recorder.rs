@@ -10,6 +10,9 @@
 //! 5. `BadArgs`: the arguments do not fit the tool's schema, by the table of [`crate::arguments`].
 //! 6. `Ok` or `Raised`: the tool ran. Nothing runs in any other case.
 //!
+//! An environment that takes answers is given the text of a turn without calls ([`Recorder::answer`]),
+//! which gets a row of its own and ends the episode. The row's text is bounded like an observation.
+//!
 //! Every parsed call of a turn gets a row, so that a trace can be compared with what the policy
 //! wrote; a caller that ends episodes at malformed calls records the turn and then ends. What the
 //! policy is shown follows the rules of [`crate::text`]; a refusal is an error text whose message
@@ -18,7 +21,9 @@
 use std::{collections::BTreeSet, fmt};
 
 use protocol::{
-    CallKind, CallPermit, Digest, Lease, LeaseId, ParsedCall, RunId, Task, TraceChain, TraceRow,
+    CallKind, CallPermit, Digest, Image, Lease, LeaseId, ParsedCall, RunId, Task, TraceChain,
+    TraceRow,
+    wire::{MAX_IMAGE_BYTES, MAX_IMAGES},
 };
 use serde_json::{Map, Value};
 
@@ -48,8 +53,8 @@ impl<'a> From<&'a Lease> for EpisodeKey<'a> {
 
 impl EpisodeKey<'_> {
     /// The chain of this episode's trace, at its start.
-    pub fn chain(&self, reset_text: &str) -> TraceChain {
-        TraceChain::start(&self.run, self.lease, &self.task.id, self.seed, reset_text)
+    pub fn chain(&self, reset_text: &str, reset_images: &[Digest]) -> TraceChain {
+        TraceChain::start(&self.run, self.lease, &self.task.id, self.seed, reset_text, reset_images)
     }
 }
 
@@ -58,7 +63,11 @@ impl EpisodeKey<'_> {
 pub struct Recording {
     /// What the reset said; empty when it said nothing.
     pub reset_text: String,
-    /// One row a call, in order.
+    /// Addresses of the images that it showed, in order.
+    pub reset_images: Vec<Digest>,
+    /// Each of these images once, in the order in which they were first shown.
+    pub images: Vec<Image>,
+    /// One row a call, in order, and one for the answer.
     pub rows: Vec<TraceRow>,
     /// Chain value after the last row (of the reset, where there is no row).
     pub head: Digest,
@@ -73,6 +82,8 @@ pub struct Recorder {
     limits: Limits,
     chain: TraceChain,
     reset_text: String,
+    shown: Vec<Image>,
+    reset_images: Vec<Digest>,
     rows: Vec<TraceRow>,
     reached: BTreeSet<String>,
     done: bool,
@@ -105,12 +116,17 @@ impl Recorder {
         check_description(&description)?;
         let reset_text = environment.reset(key.task, key.seed)?.unwrap_or_default();
         let reset_text = text::observation(reset_text, limits.reset_chars);
+        let shown = environment.images()?;
+        check_images(&description, &shown)?;
+        let reset_images: Vec<Digest> = shown.iter().map(Image::digest).collect();
         Ok(Self {
             environment,
             description,
             limits,
-            chain: key.chain(&reset_text),
+            chain: key.chain(&reset_text, &reset_images),
             reset_text,
+            shown,
+            reset_images,
             rows: Vec::new(),
             reached: BTreeSet::new(),
             done: false,
@@ -121,6 +137,11 @@ impl Recorder {
     /// What the reset said, cut to its limit; empty when it said nothing.
     pub fn reset_text(&self) -> &str {
         &self.reset_text
+    }
+
+    /// The images that the reset showed, in order.
+    pub fn images(&self) -> &[Image] {
+        &self.shown
     }
 
     /// The environment's tools.
@@ -153,13 +174,7 @@ impl Recorder {
         }
         // Only a call that completes leaves the recorder usable.
         self.void = true;
-        let index = match self.rows.last() {
-            Some(last) if last.turn > turn => {
-                return Err(Fault::TurnOrder { turn, last: last.turn });
-            }
-            Some(last) if last.turn == turn => last.call.saturating_add(1),
-            _ => 0,
-        };
+        let index = self.next_index(turn)?;
         let (tool, arguments) = match call {
             ParsedCall::Call { name, arguments } => (name.clone(), arguments.clone()),
             ParsedCall::Malformed { raw, .. } => (String::new(), raw.clone()),
@@ -172,7 +187,7 @@ impl Recorder {
                 }
                 Ok(fitted) => self.run(&tool, &fitted)?,
             };
-        let mut row = TraceRow {
+        self.push(TraceRow {
             turn,
             call: index,
             tool,
@@ -182,7 +197,52 @@ impl Recorder {
             observation,
             done: self.done,
             chain: self.chain.head(),
-        };
+        })
+    }
+
+    /// Records the text of turn `turn`, which made no call, as the policy's answer and ends the episode.
+    /// Nothing where the environment takes no answers, or has ended.
+    ///
+    /// # Errors
+    /// As [`Recorder::call`].
+    pub fn answer(&mut self, turn: u32, text: &str) -> Result<Option<&TraceRow>, Fault> {
+        if self.void {
+            return Err(Fault::Void);
+        }
+        if !self.description.answers || self.done {
+            return Ok(None);
+        }
+        self.void = true;
+        let index = self.next_index(turn)?;
+        let text = answer_text(text, &self.limits);
+        let reached = self.environment.answer(&text)?;
+        let milestones = self.reach(reached)?;
+        self.done = true;
+        self.push(TraceRow {
+            turn,
+            call: index,
+            tool: String::new(),
+            arguments: text,
+            kind: CallKind::Answer,
+            milestones,
+            observation: String::new(),
+            done: true,
+            chain: self.chain.head(),
+        })
+        .map(Some)
+    }
+
+    /// The place in its turn of the next row.
+    fn next_index(&self, turn: u32) -> Result<u32, Fault> {
+        match self.rows.last() {
+            Some(last) if last.turn > turn => Err(Fault::TurnOrder { turn, last: last.turn }),
+            Some(last) if last.turn == turn => Ok(last.call.saturating_add(1)),
+            _ => Ok(0),
+        }
+    }
+
+    /// Chains a row and keeps it.
+    fn push(&mut self, mut row: TraceRow) -> Result<&TraceRow, Fault> {
         row.chain = self.chain.push(&row);
         self.rows.push(row);
         self.void = false;
@@ -200,7 +260,14 @@ impl Recorder {
             Ok(said) => (CallKind::Ok, text::observation(said, limit)),
             Err(raised) => (CallKind::Raised, text::error(&raised.0, limit)),
         };
-        let reached: BTreeSet<String> = reply.reached.into_iter().collect();
+        let milestones = self.reach(reply.reached)?;
+        self.done = reply.done;
+        Ok((kind, observation, milestones))
+    }
+
+    /// Takes all milestones reached so far and returns the new ones, in their declared order.
+    fn reach(&mut self, reached: Vec<String>) -> Result<Vec<String>, Fault> {
+        let reached: BTreeSet<String> = reached.into_iter().collect();
         if let Some(stray) = reached.iter().find(|name| !self.description.milestones.contains(name))
         {
             return Err(
@@ -216,8 +283,7 @@ impl Recorder {
             .cloned()
             .collect();
         self.reached = reached;
-        self.done = reply.done;
-        Ok((kind, observation, new))
+        Ok(new)
     }
 
     fn contract(&self, what: String) -> Fault {
@@ -255,8 +321,17 @@ impl Recorder {
         if score.milestones != expected {
             return Err(self.contract("its score's milestones differ from those it reached".into()));
         }
+        let mut images: Vec<Image> = Vec::new();
+        for (place, (image, address)) in self.shown.into_iter().zip(&self.reset_images).enumerate()
+        {
+            if !self.reset_images.iter().take(place).any(|earlier| earlier == address) {
+                images.push(image);
+            }
+        }
         let recording = Recording {
             reset_text: self.reset_text,
+            reset_images: self.reset_images,
+            images,
             rows: self.rows,
             head: self.chain.head(),
             score,
@@ -297,6 +372,26 @@ pub(crate) fn refusal(
         return Err((CallKind::UnknownTool, format!("Tool {name} not found.")));
     };
     arguments::fit(tool, given).map_err(|error| (CallKind::BadArgs, error.to_string()))
+}
+
+/// The text of an answer as its row holds it: over-long ones are cut, as observations are.
+pub fn answer_text(text: &str, limits: &Limits) -> String {
+    text::observation(text.to_owned(), limits.observation_chars)
+}
+
+/// What an episode's frame can hold.
+fn check_images(description: &Description, images: &[Image]) -> Result<(), Fault> {
+    let bytes: usize = images.iter().map(|it| it.pixels().len()).sum();
+    let what = if !description.images && !images.is_empty() {
+        "its reset shows images, and it says that it shows none".into()
+    } else if images.len() > MAX_IMAGES {
+        format!("its reset shows {} images, the limit is {MAX_IMAGES}", images.len())
+    } else if bytes > MAX_IMAGE_BYTES {
+        format!("its reset shows {bytes} bytes of pixels, the limit is {MAX_IMAGE_BYTES}")
+    } else {
+        return Ok(());
+    };
+    Err(Fault::Contract { environment: description.name.clone(), what })
 }
 
 fn check_description(description: &Description) -> Result<(), Fault> {

@@ -14,6 +14,8 @@ use crate::{
 pub struct Claim<'a> {
     /// What the reset said; empty when it said nothing.
     pub reset_text: &'a str,
+    /// Addresses of the images that it showed, in order.
+    pub reset_images: &'a [Digest],
     /// The rows.
     pub rows: &'a [TraceRow],
     /// The chain's value after the last row.
@@ -22,13 +24,23 @@ pub struct Claim<'a> {
 
 impl<'a> From<&'a Episode> for Claim<'a> {
     fn from(episode: &'a Episode) -> Self {
-        Self { reset_text: &episode.reset_text, rows: &episode.trace, head: episode.trace_head }
+        Self {
+            reset_text: &episode.reset_text,
+            reset_images: &episode.reset_images,
+            rows: &episode.trace,
+            head: episode.trace_head,
+        }
     }
 }
 
 impl<'a> From<&'a Recording> for Claim<'a> {
     fn from(recording: &'a Recording) -> Self {
-        Self { reset_text: &recording.reset_text, rows: &recording.rows, head: recording.head }
+        Self {
+            reset_text: &recording.reset_text,
+            reset_images: &recording.reset_images,
+            rows: &recording.rows,
+            head: recording.head,
+        }
     }
 }
 
@@ -62,7 +74,16 @@ impl RecordedCall {
     }
 }
 
-/// Plays `calls` in a newly opened environment.
+/// An answer of an episode, as the recorder was given it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedAnswer {
+    /// Index of the sampled span that made it.
+    pub turn: u32,
+    /// The text.
+    pub text: String,
+}
+
+/// Plays `calls`, and `answer` after them, in a newly opened environment.
 ///
 /// # Errors
 /// A fault of the environment, or calls whose turns go backwards.
@@ -70,10 +91,14 @@ pub fn replay<'a>(
     spec: &EnvironmentSpec,
     key: EpisodeKey<'_>,
     calls: impl IntoIterator<Item = &'a RecordedCall>,
+    answer: Option<&RecordedAnswer>,
 ) -> Result<Recording, Fault> {
     let mut recorder = Recorder::start(spec.open()?, key, spec.limits())?;
     for call in calls {
         recorder.call(call.turn, &call.call, call.permit)?;
+    }
+    if let Some(answer) = answer {
+        recorder.answer(answer.turn, &answer.text)?;
     }
     recorder.finish()
 }
@@ -84,6 +109,17 @@ pub enum ReplayMismatch {
     /// The reset said something else.
     #[error("the reset text differs from the replayed one")]
     ResetText,
+    /// More or fewer images.
+    #[error("the reset shows {claimed} images, the replayed one {replayed}")]
+    Images {
+        /// Images of the episode.
+        claimed: usize,
+        /// Images of the replay.
+        replayed: usize,
+    },
+    /// The reset showed something else.
+    #[error("image {0} of the reset differs from the replayed one")]
+    Image(usize),
     /// More or fewer rows than calls.
     #[error("the trace has {claimed} rows, its replay {replayed}")]
     Rows {
@@ -132,6 +168,13 @@ pub fn compare(claim: Claim<'_>, replayed: &Recording) -> Result<(), ReplayMisma
     use ReplayMismatch as Differs;
     if claim.reset_text != replayed.reset_text {
         return Err(Differs::ResetText);
+    }
+    let (shown, truth) = (claim.reset_images, &replayed.reset_images);
+    if let Some(index) = shown.iter().zip(truth).position(|(claimed, truth)| claimed != truth) {
+        return Err(Differs::Image(index));
+    }
+    if shown.len() != truth.len() {
+        return Err(Differs::Images { claimed: shown.len(), replayed: truth.len() });
     }
     for (index, (row, truth)) in claim.rows.iter().zip(&replayed.rows).enumerate() {
         let fields = [
@@ -188,8 +231,12 @@ pub fn verify_replay(
     }
     let mut recorder = Recorder::start(environment, key, spec.limits())?;
     for row in claim.rows {
-        let call = RecordedCall::from_row(row);
-        recorder.call(call.turn, &call.call, call.permit)?;
+        if row.kind == CallKind::Answer {
+            recorder.answer(row.turn, &row.arguments)?;
+        } else {
+            let call = RecordedCall::from_row(row);
+            recorder.call(call.turn, &call.call, call.permit)?;
+        }
     }
     let replayed = recorder.finish()?;
     compare(claim, &replayed)?;

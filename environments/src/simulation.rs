@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use protocol::Task;
+use protocol::{Image, Task};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -21,6 +21,14 @@ pub trait Simulation: Send {
     /// # Errors
     /// A task field that does not fit.
     fn reset(&mut self, task: &Map<String, Value>, seed: u64) -> Result<Option<String>, SpecError>;
+
+    /// The images that the reset showed, in order.
+    fn images(&self) -> Vec<Image> {
+        Vec::new()
+    }
+
+    /// Takes the policy's answer, where the game asks for one.
+    fn answer(&mut self, _text: &str) {}
 
     /// Runs a tool with arguments that fit its schema.
     ///
@@ -86,6 +94,17 @@ impl<S: Simulation> Environment for Simulated<S> {
         let fault = |error| Fault::Task { task: task.id.clone(), error };
         let fields = task_fields(task).map_err(fault)?;
         self.guarded("reset", |simulation| simulation.reset(&fields, seed))?.map_err(fault)
+    }
+
+    fn images(&mut self) -> Result<Vec<Image>, Fault> {
+        self.guarded("reset", |simulation| simulation.images())
+    }
+
+    fn answer(&mut self, text: &str) -> Result<Vec<String>, Fault> {
+        self.guarded("an answer", |simulation| {
+            simulation.answer(text);
+            simulation.reached()
+        })
     }
 
     fn call(&mut self, tool: &str, arguments: &Map<String, Value>) -> Result<Reply, Fault> {

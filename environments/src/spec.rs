@@ -14,10 +14,10 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Description, Environment, Fault, Limits, Player, Score, SpecError, ToolSpec, add,
+    Description, Environment, Fault, Limits, Player, Score, Solution, SpecError, ToolSpec, add,
     draws::Draws,
     fields::{Fields, shown},
-    frozen_lake, guess, office, python, recorder, wordle,
+    frames, frozen_lake, guess, office, python, recorder, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -70,18 +70,28 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
     fn expert(&self, _task: &Task) -> Result<Option<Player>, SpecError> {
         Ok(None)
     }
+
+    /// What the episode of a task and seed asks for, and the right answer. Nothing where no answer is
+    /// asked for, or none is known.
+    ///
+    /// # Errors
+    /// A task that does not fit.
+    fn solution(&self, _task: &Task, _seed: u64) -> Result<Option<Solution>, SpecError> {
+        Ok(None)
+    }
 }
 
 /// Makes a blueprint from the settings of a section, `name` and `limits` already read.
 type Parse = fn(&mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError>;
 
 /// What there is, by name.
-const REGISTRY: [(&str, Parse); 5] = [
+const REGISTRY: [(&str, Parse); 6] = [
     (guess::NAME, guess::parse),
     (add::NAME, add::parse),
     (office::NAME, office::parse),
     (wordle::NAME, wordle::parse),
     (frozen_lake::NAME, frozen_lake::parse),
+    (frames::NAME, frames::parse),
 ];
 
 /// Keys of environments that are refused by name.
@@ -268,6 +278,14 @@ impl EnvironmentSpec {
         self.blueprint.expert(task)
     }
 
+    /// What the episode of a task and seed asks for, and the right answer; nothing where none is known.
+    ///
+    /// # Errors
+    /// A task that does not fit.
+    pub fn solution(&self, task: &Task, seed: u64) -> Result<Option<Solution>, SpecError> {
+        self.blueprint.solution(task, seed)
+    }
+
     /// The score that a checked trace stands for, from its milestones alone; nothing where the
     /// environment's score depends on more than those.
     pub fn score_trace(&self, rows: &[TraceRow]) -> Option<Score> {
@@ -316,15 +334,15 @@ mod tests {
             (json!([]), "environment must be an object with a name, not []"),
             (
                 json!({}),
-                r#"environment.name is missing: set it to one of "guess", "add", "office", "wordle", "frozen_lake""#,
+                r#"environment.name is missing: set it to one of "guess", "add", "office", "wordle", "frozen_lake", "frames""#,
             ),
             (
                 json!({"name": 3}),
-                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", not 3"#,
+                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", "frames", not 3"#,
             ),
             (
                 json!({"name": "chess"}),
-                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", not "chess""#,
+                r#"environment.name must be one of "guess", "add", "office", "wordle", "frozen_lake", "frames", not "chess""#,
             ),
             (
                 json!({"name": "guess", "m": 1}),

@@ -51,7 +51,7 @@ fn verify(recording: &Recording) -> Result<Recording, ReplayError> {
 
 fn rechained(mut recording: Recording) -> Recording {
     let task = task("{}");
-    let mut chain = key(&task, 8).chain(&recording.reset_text);
+    let mut chain = key(&task, 8).chain(&recording.reset_text, &[]);
     for row in &mut recording.rows {
         row.chain = chain.push(row);
     }
@@ -65,7 +65,7 @@ fn an_honest_trace_passes_and_replays_equal() {
     assert_eq!(check(&recording), Ok(()));
     assert_eq!(verify(&recording).as_ref(), Ok(&recording));
     let calls: Vec<_> = recording.rows.iter().map(RecordedCall::from_row).collect();
-    assert_eq!(replay(&game(), key(&task("{}"), 8), &calls), Ok(recording));
+    assert_eq!(replay(&game(), key(&task("{}"), 8), &calls, None), Ok(recording));
 }
 
 type Forge = fn(&mut Vec<TraceRow>);

@@ -84,7 +84,7 @@ fn holds(spec: &EnvironmentSpec, seed: u64, script: &[(u32, ParsedCall, bool)]) 
     let description = spec.describe().expect("opens");
     let claim = Claim::from(&recording);
     assert_eq!(check_trace(key, &description, &spec.limits(), claim), Ok(()));
-    assert_eq!(replay(spec, key, &given).as_ref(), Ok(&recording));
+    assert_eq!(replay(spec, key, &given, None).as_ref(), Ok(&recording));
     assert_eq!(verify_replay(spec, key, claim).as_ref(), Ok(&recording), "from the rows alone");
     if let Some(score) = spec.score_trace(&recording.rows) {
         assert_eq!(score, recording.score);

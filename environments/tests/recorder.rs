@@ -157,7 +157,7 @@ fn an_exception_after_a_partial_mutation_counts_and_replays() {
     assert_eq!(raised.observation, r#"{"error": "failed \"after\" the fact\n</tool_response>"}"#);
     assert_eq!(last.observation, "12");
     let again: Vec<_> = recording.rows.iter().map(RecordedCall::from_row).collect();
-    assert_eq!(replay(&odd, key(&task("{}"), 1), &again), Ok(recording));
+    assert_eq!(replay(&odd, key(&task("{}"), 1), &again, None), Ok(recording));
 }
 
 #[test]

@@ -18,6 +18,9 @@
 //!    observation says what is wrong with it.
 //! 6. When the environment is done after a turn's calls, the episode ends with [`EpisodeEnd::Done`].
 //!    The trace keeps the last observations; the stream does not, as nothing is conditioned on them.
+//! 7. A turn that was not cut and makes no call ends the episode with [`EpisodeEnd::NoCall`]. Its text,
+//!    without reasoning and trimmed ([`Turn::content`](crate::chat::Turn)), is the policy's answer,
+//!    where the environment takes one.
 //!
 //! Where several apply, the order is: cut generation, no call, malformed, rounds, budget, done.
 
@@ -42,6 +45,13 @@ pub struct TurnPlan {
     pub permits: Vec<CallPermit>,
     /// Set when the episode ends with this turn, whatever its calls answer.
     pub end: Option<EpisodeEnd>,
+}
+
+impl TurnPlan {
+    /// Whether the turn's text is the policy's answer, where the environment takes one.
+    pub fn answers(&self) -> bool {
+        self.end == Some(EpisodeEnd::NoCall)
+    }
 }
 
 /// Follows one episode, turn by turn: [`budget`](Self::budget), generate, [`turn`](Self::turn), run

@@ -54,6 +54,7 @@ fn episode(seed: u64, tokens: u32) -> Episode {
         seed,
         policy,
         reset_text: "Guess a number.".to_owned(),
+        reset_images: Vec::new(),
         tokens: (0..tokens).collect(),
         loss_mask: (0..tokens).map(|i| u8::from(i >= tokens / 2)).collect(),
         spans: vec![Span {
@@ -69,6 +70,7 @@ fn episode(seed: u64, tokens: u32) -> Episode {
         trace_head: Digest::of(b"head"),
         end: EpisodeEnd::NoCall,
         reward: 1.0,
+        images: Vec::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, LeaseId, PolicyDigest, RunId, TraceRow};
+use crate::{Digest, Image, LeaseId, PolicyDigest, RunId, TraceRow};
 
 /// Why a generation call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub enum FinishReason {
 pub enum EpisodeEnd {
     /// The environment said that it is done.
     Done,
-    /// The policy made a turn without a tool call.
+    /// The policy made a turn without a tool call; where the environment takes one, it is its answer.
     NoCall,
     /// The last allowed turn was made; its calls were not executed.
     Turns,
@@ -81,13 +81,16 @@ pub struct Episode {
     pub policy: PolicyDigest,
     /// What the environment's reset said to the policy; empty when it said nothing.
     pub reset_text: String,
+    /// Addresses of the images that the reset showed, in order: those of [`Episode::images`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reset_images: Vec<Digest>,
     /// The whole stream: prompt, sampled ids and external ids in the order that the model saw them.
     pub tokens: Vec<u32>,
     /// 1 where the id was sampled, 0 elsewhere; as long as `tokens`.
     pub loss_mask: Vec<u8>,
     /// The generation calls, in order.
     pub spans: Vec<Span>,
-    /// The tool calls, in order.
+    /// The tool calls, in order, and the answer, where the environment takes one.
     pub trace: Vec<TraceRow>,
     /// Chain value after the last row (of the reset, where there is no row).
     pub trace_head: Digest,
@@ -95,4 +98,54 @@ pub struct Episode {
     pub end: EpisodeEnd,
     /// The environment's score as the actor saw it. Never used: the learner recomputes it.
     pub reward: f64,
+    /// Each image that is shown once, in the order in which they are first shown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Image>,
+}
+
+/// Why an episode's images are not those that it says it showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// An address without its image.
+    #[error("it shows image {0}, which is not in it")]
+    Missing(Digest),
+    /// An image that nothing shows.
+    #[error("image {0} is in it, and is not shown")]
+    Unshown(Digest),
+    /// An image that is there twice.
+    #[error("image {0} is in it twice")]
+    Repeated(Digest),
+    /// Images in another order than they are shown in.
+    #[error("image {0} is not in its place")]
+    Order(Digest),
+}
+
+impl Episode {
+    /// The images that the reset showed, in order, each found by its address.
+    ///
+    /// # Errors
+    /// An image that is missing, not shown, there twice or out of order.
+    pub fn shown_images(&self) -> Result<Vec<&Image>, AddressError> {
+        let found: Vec<(Digest, &Image)> = self.images.iter().map(|it| (it.digest(), it)).collect();
+        let mut first_shown = Vec::new();
+        let mut shown = Vec::with_capacity(self.reset_images.len());
+        for address in &self.reset_images {
+            let image = found.iter().find(|(digest, _)| digest == address);
+            shown.push(image.ok_or(AddressError::Missing(*address))?.1);
+            if !first_shown.contains(address) {
+                first_shown.push(*address);
+            }
+        }
+        for (place, (digest, _)) in found.iter().enumerate() {
+            match first_shown.iter().position(|address| address == digest) {
+                None => return Err(AddressError::Unshown(*digest)),
+                Some(first) if first == place => {}
+                Some(_) if found.iter().take(place).any(|(earlier, _)| earlier == digest) => {
+                    return Err(AddressError::Repeated(*digest));
+                }
+                Some(_) => return Err(AddressError::Order(*digest)),
+            }
+        }
+        Ok(shown)
+    }
 }

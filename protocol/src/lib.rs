@@ -11,6 +11,7 @@ pub mod endpoint;
 pub mod episode;
 pub mod frame;
 pub mod identity;
+pub mod image;
 pub mod join;
 pub mod lease;
 pub mod manifest;
@@ -29,9 +30,10 @@ pub use endpoint::{
     ConnectError, FetchError, JoinFailure, LearnerConfig, LearnerEndpoint, LearnerLink, LinkConfig,
     LinkError, ToActor, ToLearner,
 };
-pub use episode::{Episode, EpisodeEnd, FinishReason, Span};
+pub use episode::{AddressError, Episode, EpisodeEnd, FinishReason, Span};
 pub use frame::PROTOCOL_VERSION;
 pub use identity::{Identity, IdentityError};
+pub use image::{Image, ImageError};
 pub use join::{Join, JoinError, Secret};
 pub use lease::{Lease, LeaseId, Sampling, Split, Task};
 pub use manifest::{AdapterManifest, Assembly, ManifestError};

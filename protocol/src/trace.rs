@@ -1,4 +1,4 @@
-//! The trusted tool trace and its hash chain.
+//! The trusted trace of tool calls and answers, and its hash chain.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Digest, LeaseId, RunId};
 
-/// What became of one tool call.
+/// What became of one tool call, or that a row is no call but an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CallKind {
     /// The tool ran and returned.
@@ -23,6 +23,8 @@ pub enum CallKind {
     AfterDone,
     /// A limit (turns, calls, token budget) forbade it; nothing ran.
     OverLimit,
+    /// No call: the text of the last turn, which the environment takes as the policy's answer.
+    Answer,
 }
 
 impl fmt::Display for CallKind {
@@ -66,15 +68,15 @@ pub struct TraceRow {
     pub turn: u32,
     /// Index of the call inside its turn.
     pub call: u32,
-    /// Tool name as called; empty for a malformed call.
+    /// Tool name as called; empty for a malformed call and for an answer.
     pub tool: String,
-    /// Arguments after parsing, compact JSON; the raw block for a malformed call.
+    /// Arguments after parsing, compact JSON; the raw block for a malformed call, the text for an answer.
     pub arguments: String,
     /// What became of it.
     pub kind: CallKind,
     /// Milestones that this call reached for the first time, set by the environment.
     pub milestones: Vec<String>,
-    /// The text that the policy was shown.
+    /// The text that the policy was shown; an answer is answered by nothing.
     pub observation: String,
     /// Whether the environment's episode has ended after this call.
     pub done: bool,
@@ -87,19 +89,24 @@ pub struct TraceRow {
 pub struct TraceChain(Digest);
 
 impl TraceChain {
-    /// Starts a chain at the reset that it belongs to.
-    pub fn start(run: &RunId, lease: LeaseId, task: &str, seed: u64, reset_text: &str) -> Self {
-        Self(Digest::of_parts(
-            "rollcall-trace-v1",
-            &[
-                &run.0.0,
-                &lease.group.to_le_bytes(),
-                &lease.generation.to_le_bytes(),
-                task.as_bytes(),
-                &seed.to_le_bytes(),
-                reset_text.as_bytes(),
-            ],
-        ))
+    /// Starts a chain at the reset that it belongs to. Images are named by their addresses; a reset
+    /// without images has the chain that it had before there were any.
+    pub fn start(
+        run: &RunId,
+        lease: LeaseId,
+        task: &str,
+        seed: u64,
+        reset_text: &str,
+        reset_images: &[Digest],
+    ) -> Self {
+        let (group, generation) = (lease.group.to_le_bytes(), lease.generation.to_le_bytes());
+        let seed = seed.to_le_bytes();
+        let mut parts: Vec<&[u8]> =
+            vec![&run.0.0, &group, &generation, task.as_bytes(), &seed, reset_text.as_bytes()];
+        parts.extend(reset_images.iter().map(|address| address.0.as_slice()));
+        let domain =
+            if reset_images.is_empty() { "rollcall-trace-v1" } else { "rollcall-trace-images-v1" };
+        Self(Digest::of_parts(domain, &parts))
     }
 
     /// Adds a row (its own `chain` field is not read) and returns the new chain value.

@@ -39,6 +39,11 @@ pub mod bounds {
     pub const MAX_ARGUMENTS_BYTES: usize = 1 << 20;
     /// Bytes of one observation, and of the reset text.
     pub const MAX_OBSERVATION_BYTES: usize = 256 << 10;
+    /// Images that a reset shows.
+    pub const MAX_IMAGES: usize = 16;
+    /// Bytes of the pixels of an episode's images together. A side has [`crate::image::MAX_SIDE`]
+    /// pixels at most.
+    pub const MAX_IMAGE_BYTES: usize = 12 << 20;
     /// Milestones of one row.
     pub const MAX_MILESTONES: usize = 256;
     /// Bytes of a milestone's name, and of a task's id.

@@ -6,7 +6,7 @@ mod support;
 use proptest::{collection::vec, prelude::*};
 use protocol::{
     AckOutcome, AdapterManifest, CallKind, Digest, Episode, EpisodeEnd, EpisodeId, Fetch,
-    FinishReason, FromActor, FromLearner, Hello, Lease, LeaseAttempt, LeaseId, ModelDigests,
+    FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt, LeaseId, ModelDigests,
     NoiseKey, PolicyDigest, RunId, Sampling, Span, Split, Task, TraceRow,
     frame::{CHUNK_LEN, Decoded, Decoder, Frame, Kind},
 };
@@ -66,13 +66,20 @@ prop_compose! {
         turn in any::<u32>(), call in any::<u32>(), tool in texts(), arguments in texts(),
         kind in prop::sample::select(vec![
             CallKind::Ok, CallKind::Raised, CallKind::BadArgs, CallKind::UnknownTool,
-            CallKind::Malformed, CallKind::AfterDone, CallKind::OverLimit,
+            CallKind::Malformed, CallKind::AfterDone, CallKind::OverLimit, CallKind::Answer,
         ]),
         milestones in vec(texts(), 0..3), observation in texts(), done in any::<bool>(),
         chain in digests(),
     ) -> TraceRow {
         TraceRow { turn, call, tool, arguments, kind, milestones, observation, done, chain }
     }
+}
+
+fn images() -> impl Strategy<Value = Image> {
+    (1_u32..4, 1_u32..4, any::<u8>()).prop_map(|(width, height, byte)| {
+        let bytes = (width * height * 3) as usize;
+        Image::new(width, height, vec![byte; bytes]).expect("an image")
+    })
 }
 
 /// Pieces of a stream: external ids, then one sampled span.
@@ -92,7 +99,7 @@ prop_compose! {
             EpisodeEnd::Done, EpisodeEnd::NoCall, EpisodeEnd::Turns, EpisodeEnd::Length,
             EpisodeEnd::Malformed,
         ]),
-        reward in -1e9_f64..1e9,
+        reward in -1e9_f64..1e9, reset_images in vec(digests(), 0..3), images in vec(images(), 0..3),
     ) -> Episode {
         let (mut tokens, mut loss_mask, mut spans) = (Vec::new(), Vec::new(), Vec::new());
         for (external, sampled, stop, policy, context) in pieces {
@@ -111,8 +118,9 @@ prop_compose! {
             loss_mask.extend(sampled.iter().map(|_| 1_u8));
         }
         Episode {
-            run: RunId(run), lease, task, seed, policy, reset_text, tokens, loss_mask, spans, trace,
-            trace_head, end, reward,
+            images: if reset_images.is_empty() { Vec::new() } else { images },
+            run: RunId(run), lease, task, seed, policy, reset_text, reset_images, tokens, loss_mask,
+            spans, trace, trace_head, end, reward,
         }
     }
 }

@@ -181,6 +181,8 @@ impl Blueprint for Settings {
             milestones: MILESTONES.map(str::to_owned).to_vec(),
             reward_range: 0.0..=1.0,
             determinism: Determinism::Deterministic,
+            images: false,
+            answers: false,
         };
         Ok(Box::new(Simulated::new(Office::new(*self), description)))
     }

@@ -178,6 +178,8 @@ impl Settings {
             milestones: Vec::new(),
             reward_range: self.reward_range.0..=self.reward_range.1,
             determinism: self.claimed,
+            images: false,
+            answers: false,
         }
     }
 }

@@ -120,6 +120,8 @@ impl Blueprint for OddBlueprint {
             milestones: vec!["ten".into(), "won".into()],
             reward_range: 0.0..=1.0,
             determinism: Determinism::Deterministic,
+            images: false,
+            answers: false,
         };
         let opened = OPENED.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let odd = Odd { vice: self.0, opened, total: 0, ten: false, won: false };

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use environments::{Description, EnvironmentSpec, Fault, RecordedCall, Score};
+use environments::{Description, EnvironmentSpec, Fault, RecordedAnswer, RecordedCall, Score};
 use policy::{chat::ChatFormat, episode_script::EpisodeLimits};
 use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId, Task};
 
@@ -90,6 +90,8 @@ pub(super) struct Findings {
     pub(super) prompt_tokens: usize,
     /// The calls as parsed, with their permits.
     pub(super) calls: Vec<RecordedCall>,
+    /// The answer as parsed, where the environment takes one.
+    pub(super) answer: Option<RecordedAnswer>,
     pub(super) replayed: bool,
     pub(super) score: Option<Score>,
     pub(super) reward: Option<Reward>,
@@ -159,6 +161,7 @@ impl Auditor {
         standing: &Standing,
         behind: u64,
     ) -> Result<(Task, Findings), Reason> {
+        frame::check_images(episode)?;
         let lease = lease::check(&self.terms, episode, standing, behind)?;
         let mut findings = Findings::default();
         for rung in LADDER {

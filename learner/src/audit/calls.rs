@@ -4,7 +4,7 @@
 //! The learner parses the sampled ids itself and follows the same [`EpisodeScript`] as the actor. What
 //! it parsed, not what the trace says, is what the next rungs replay.
 
-use environments::RecordedCall;
+use environments::{RecordedAnswer, RecordedCall, answer_text};
 use policy::episode_script::EpisodeScript;
 use protocol::{CallKind, CallPermit, EpisodeEnd, ParsedCall, TraceRow};
 
@@ -40,6 +40,16 @@ impl Rung for Calls {
             while let Some(row) = rows.next_if(|(_, row)| usize::try_from(row.turn) == Ok(turn)) {
                 own.push(row);
             }
+            if plan.answers() && auditor.description.answers {
+                let limits = auditor.terms.environment.limits();
+                let answer = RecordedAnswer {
+                    turn: u32::try_from(turn).unwrap_or(u32::MAX),
+                    text: answer_text(&parsed.content, &limits),
+                };
+                check_answer(turn, &own, &answer)?;
+                findings.answer = Some(answer);
+                own.clear();
+            }
             if own.len() != plan.permits.len() {
                 let (parsed, rows) = (plan.permits.len(), own.len());
                 return Err(Reason::CallCount { turn, parsed, rows });
@@ -67,6 +77,22 @@ impl Rung for Calls {
     }
 }
 
+/// The one row of a turn that answers is its text.
+fn check_answer(
+    turn: usize,
+    own: &[(usize, &TraceRow)],
+    answer: &RecordedAnswer,
+) -> Result<(), Reason> {
+    match own {
+        [(_, row)] if row.kind == CallKind::Answer && row.arguments == answer.text => Ok(()),
+        [(index, row)] if row.kind == CallKind::Answer => {
+            Err(Reason::AnswerMismatch { turn, row: *index })
+        }
+        [] => Err(Reason::AnswerMissing { turn }),
+        _ => Err(Reason::CallCount { turn, parsed: 0, rows: own.len() }),
+    }
+}
+
 fn check_end(ended: Option<EpisodeEnd>, found: EpisodeEnd, turn: usize) -> Result<(), Reason> {
     match ended {
         None => Err(Reason::EndedEarly { turn }),
@@ -85,7 +111,9 @@ fn check_row(
 ) -> Result<(), Reason> {
     let same = match call {
         ParsedCall::Call { name, arguments } => {
-            row.kind != CallKind::Malformed && row.tool == *name && row.arguments == *arguments
+            !matches!(row.kind, CallKind::Malformed | CallKind::Answer)
+                && row.tool == *name
+                && row.arguments == *arguments
         }
         ParsedCall::Malformed { raw, .. } => {
             row.kind == CallKind::Malformed && row.tool.is_empty() && row.arguments == *raw

@@ -1,7 +1,7 @@
 //! Why an episode is refused: one name for each way to be wrong.
 
 use environments::{ReplayMismatch, TraceError};
-use protocol::{CallKind, Digest, EpisodeEnd, LeaseId, PolicyDigest};
+use protocol::{AddressError, CallKind, Digest, EpisodeEnd, LeaseId, PolicyDigest};
 use serde::{Deserialize, Serialize};
 
 use crate::reward::RewardError;
@@ -40,6 +40,8 @@ pub enum Reason {
     IdMismatch { found: Digest },
     #[error("the bytes are no episode: {problem}")]
     BadFrame { problem: String },
+    #[error("{0}")]
+    Images(AddressError),
 
     #[error("it is an episode of another run")]
     RunMismatch,
@@ -100,6 +102,10 @@ pub enum Reason {
     CallCount { turn: usize, parsed: usize, rows: usize },
     #[error("row {row} is not the call that turn {turn} makes")]
     CallMismatch { turn: usize, row: usize },
+    #[error("turn {turn} is an answer, and the trace has no row of it")]
+    AnswerMissing { turn: usize },
+    #[error("row {row} is not the answer that turn {turn} gives")]
+    AnswerMismatch { turn: usize, row: usize },
     #[error("row {row} is {found}; the episode's limits {rule} this call")]
     PermitMismatch { row: usize, found: CallKind, rule: &'static str },
     #[error("row {row} belongs to turn {turn}; there are {spans} turns")]
@@ -173,6 +179,7 @@ impl Reason {
         match self {
             Self::IdMismatch { .. } => (Frame, "id_mismatch"),
             Self::BadFrame { .. } => (Frame, "bad_frame"),
+            Self::Images(error) => (Frame, address_name(error)),
             Self::RunMismatch => (Lease, "run_mismatch"),
             Self::LeaseUnknown { .. } => (Lease, "lease_unknown"),
             Self::LeaseSpent { .. } => (Lease, "lease_spent"),
@@ -200,6 +207,8 @@ impl Reason {
             Self::MaskMismatch { .. } => (Tokens, "mask_mismatch"),
             Self::CallCount { .. } => (Calls, "call_count"),
             Self::CallMismatch { .. } => (Calls, "call_mismatch"),
+            Self::AnswerMissing { .. } => (Calls, "answer_missing"),
+            Self::AnswerMismatch { .. } => (Calls, "answer_mismatch"),
             Self::PermitMismatch { .. } => (Calls, "permit_mismatch"),
             Self::RowWithoutTurn { .. } => (Calls, "row_without_turn"),
             Self::TurnAfterEnd { .. } => (Calls, "turn_after_end"),
@@ -236,6 +245,15 @@ impl Reason {
     }
 }
 
+fn address_name(error: &AddressError) -> &'static str {
+    match error {
+        AddressError::Missing(_) => "image_missing",
+        AddressError::Unshown(_) => "image_unshown",
+        AddressError::Repeated(_) => "image_repeated",
+        AddressError::Order(_) => "image_order",
+    }
+}
+
 fn trace_name(error: &TraceError) -> &'static str {
     match error {
         TraceError::ResetTooLong { .. } => "trace_reset_too_long",
@@ -246,6 +264,8 @@ fn trace_name(error: &TraceError) -> &'static str {
         TraceError::RefusalText { .. } => "trace_refusal_text",
         TraceError::NotAnError { .. } => "trace_not_an_error",
         TraceError::ObservationTooLong { .. } => "trace_observation_too_long",
+        TraceError::AnswerNotTaken { .. } => "trace_answer_not_taken",
+        TraceError::AnswerShape { .. } => "trace_answer_shape",
         TraceError::MilestoneNotRun { .. } => "trace_milestone_not_run",
         TraceError::MilestoneUnknown { .. } => "trace_milestone_unknown",
         TraceError::MilestoneRepeated { .. } => "trace_milestone_repeated",
@@ -260,6 +280,8 @@ fn trace_name(error: &TraceError) -> &'static str {
 fn replay_name(error: &ReplayMismatch) -> &'static str {
     match error {
         ReplayMismatch::ResetText => "replay_reset_text",
+        ReplayMismatch::Images { .. } => "replay_images",
+        ReplayMismatch::Image(_) => "replay_image",
         ReplayMismatch::Rows { .. } => "replay_rows",
         ReplayMismatch::Turn(_) => "replay_turn",
         ReplayMismatch::Call(_) => "replay_call",

@@ -1,5 +1,5 @@
-//! Rung 6: a deterministic environment, played again from task, seed and the calls that the learner
-//! itself parsed, gives the same trace. Its score is the one that counts.
+//! Rung 6: a deterministic environment, played again from task, seed and the calls and the answer that
+//! the learner itself parsed, gives the same trace and shows the same images. Its score is the one that counts.
 //!
 //! An environment that cannot be replayed passes only where the run allows it, is marked so in the
 //! evidence, and is scored by what its checked trace alone decides.
@@ -29,8 +29,9 @@ impl Rung for Replay {
             findings.score = environment.score_trace(&case.episode.trace);
             return Ok(());
         }
+        let key = EpisodeKey::from(case.lease);
         let replayed =
-            environments::replay(environment, EpisodeKey::from(case.lease), &findings.calls)
+            environments::replay(environment, key, &findings.calls, findings.answer.as_ref())
                 .map_err(|fault| Reason::ReplayFault { problem: fault.to_string() })?;
         environments::replay::compare(Claim::from(case.episode), &replayed)
             .map_err(Reason::Replay)?;

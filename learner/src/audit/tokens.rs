@@ -6,7 +6,7 @@
 //! token of such text. Each span must be the stream's own ids, conditioned on exactly the ids before
 //! it, within the budget, and ended as it says.
 
-use protocol::{Episode, FinishReason, Span, StreamHasher, TraceRow};
+use protocol::{CallKind, Episode, FinishReason, Span, StreamHasher, TraceRow};
 
 use super::{
     Reason,
@@ -135,7 +135,8 @@ impl Walk<'_> {
 
 /// What the rows of a turn showed the policy, in order.
 pub(super) fn observations(trace: &[TraceRow], turn: usize) -> Vec<&str> {
-    let of_turn = |row: &&TraceRow| usize::try_from(row.turn) == Ok(turn);
+    let of_turn =
+        |row: &&TraceRow| usize::try_from(row.turn) == Ok(turn) && row.kind != CallKind::Answer;
     trace.iter().filter(of_turn).map(|row| row.observation.as_str()).collect()
 }
 

@@ -13,7 +13,7 @@ use std::{
 use environments::Score;
 use policy::chat::ChatFormat;
 use protocol::{
-    Digest, EpisodeEnd, EpisodeId, LeaseId, PolicyDigest, RunId, Split, Task, TraceRow,
+    CallKind, Digest, EpisodeEnd, EpisodeId, LeaseId, PolicyDigest, RunId, Split, Task, TraceRow,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -74,6 +74,10 @@ pub struct EvidenceRow {
     pub trace: Vec<TraceRow>,
     /// The chain's value after the last row.
     pub trace_head: Digest,
+    /// Digests of the images that the policy was shown before the text, in order; absent where there
+    /// were none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<Digest>,
     /// What the audit checked.
     pub policy_audit: PolicyAudit,
     /// How its ids were sampled, as far as the scoring pass can tell; absent where it was not asked.
@@ -125,6 +129,7 @@ impl EvidenceRow {
             messages: messages(format, &audited.task, audited),
             trace: episode.trace.clone(),
             trace_head: episode.trace_head,
+            images: episode.reset_images.clone(),
             policy_audit: audited.policy_audit.clone(),
             sampling: None,
         }
@@ -139,7 +144,8 @@ pub fn messages(format: &ChatFormat, task: &Task, audited: &Audited) -> Vec<Valu
     let mut messages = vec![json!({"role": "user", "content": prompt})];
     for (turn, span) in (0_u32..).zip(&episode.spans) {
         messages.push(json!({"role": "assistant", "content": format.decode(&span.ids)}));
-        for row in episode.trace.iter().filter(|row| row.turn == turn) {
+        let calls = episode.trace.iter().filter(|row| row.kind != CallKind::Answer);
+        for row in calls.filter(|row| row.turn == turn) {
             let (name, content) = (&row.tool, &row.observation);
             messages.push(json!({"role": "tool", "name": name, "content": content}));
         }

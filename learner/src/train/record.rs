@@ -112,7 +112,8 @@ impl SamplingSummary {
 pub fn evaluated(groups: &[CollectedGroup]) -> Evaluated {
     let all: Vec<_> = groups.iter().flat_map(|group| &group.rollouts).collect();
     let count = all.len().max(1) as f64;
-    let rows = all.iter().flat_map(|it| &it.episode.trace);
+    let rows =
+        all.iter().flat_map(|it| &it.episode.trace).filter(|row| row.kind != CallKind::Answer);
     let malformed = rows.clone().filter(|row| row.kind == CallKind::Malformed).count() as f64;
     let milestone_rewards: Option<Vec<f64>> =
         all.iter().map(|it| it.reward.milestone_reward()).collect();

@@ -476,7 +476,7 @@ fn differences(written: &[u8], found: &[u8]) -> Vec<(String, String, String)> {
 
 /// Malformed calls and all calls of an episode.
 pub(super) fn calls(audited: &Audited) -> (u64, u64) {
-    let rows = &audited.episode.trace;
-    let malformed = rows.iter().filter(|row| row.kind == CallKind::Malformed).count();
-    (malformed as u64, rows.len() as u64)
+    let calls = audited.episode.trace.iter().filter(|row| row.kind != CallKind::Answer);
+    let malformed = calls.clone().filter(|row| row.kind == CallKind::Malformed).count();
+    (malformed as u64, calls.count() as u64)
 }

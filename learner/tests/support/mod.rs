@@ -247,6 +247,9 @@ impl World {
                 );
             }
             let shown: Vec<&str> = shown.iter().map(String::as_str).collect();
+            if plan.answers() {
+                recorder.answer(turn, &parsed.content).expect("no fault");
+            }
             let mut end = plan.end;
             if end.is_none() {
                 let external = suffix(&shown);
@@ -270,6 +273,7 @@ impl World {
                     seed: lease.seed,
                     policy: lease.policy,
                     reset_text: recording.reset_text,
+                    reset_images: recording.reset_images,
                     tokens,
                     loss_mask,
                     spans,
@@ -277,6 +281,7 @@ impl World {
                     trace_head: recording.head,
                     end,
                     reward: recording.score.reward,
+                    images: recording.images,
                 };
             }
         }
@@ -347,8 +352,8 @@ pub(crate) fn call(tool: &str, arguments: Value) -> String {
 
 /// Hashes the trace anew, as a forger would.
 pub(crate) fn rechain(episode: &mut Episode) {
-    let Episode { run, lease, task, seed, reset_text, trace, .. } = episode;
-    let mut chain = TraceChain::start(run, *lease, task, *seed, reset_text);
+    let Episode { run, lease, task, seed, reset_text, reset_images, trace, .. } = episode;
+    let mut chain = TraceChain::start(run, *lease, task, *seed, reset_text, reset_images);
     for row in trace {
         row.chain = chain.push(row);
     }

@@ -139,6 +139,7 @@ fn episode(lease: &Lease) -> Episode {
         seed: lease.seed,
         policy: lease.policy,
         reset_text: "1 to 10".to_owned(),
+        reset_images: Vec::new(),
         tokens: vec![1, 2, 3, 4],
         loss_mask: vec![0, 0, 1, 1],
         spans: vec![Span {
@@ -154,5 +155,6 @@ fn episode(lease: &Lease) -> Episode {
         trace_head: Digest::of(b"head"),
         end: EpisodeEnd::NoCall,
         reward: 0.0,
+        images: Vec::new(),
     }
 }

@@ -9,11 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Checker, WireError, bounds::*, codes, decode_body, encode_body};
 use crate::{
-    CallKind, Digest, Episode, EpisodeEnd, EpisodeId, FinishReason, LeaseId, PolicyDigest, RunId,
-    Span, TraceRow, frame::Kind,
+    CallKind, Digest, Episode, EpisodeEnd, EpisodeId, FinishReason, Image, LeaseId, PolicyDigest,
+    RunId, Span, TraceRow, frame::Kind,
 };
 
-const FORMAT: u16 = 1;
+/// The format of an episode without images.
+const PLAIN: u16 = 1;
+/// The format of an episode with images: the plain one, and the images after it.
+const WITH_IMAGES: u16 = 2;
 const CHECK: Checker = Checker("episode");
 
 codes!(FinishReason, finish_code, finish_from, { Stop = 0, Length = 1 });
@@ -22,6 +25,7 @@ codes!(EpisodeEnd, end_code, end_from, {
 });
 codes!(CallKind, kind_code, kind_from, {
     Ok = 0, Raised = 1, BadArgs = 2, UnknownTool = 3, Malformed = 4, AfterDone = 5, OverLimit = 6,
+    Answer = 7,
 });
 
 /// The front of every episode body. [`peek_lease`] reads it alone.
@@ -75,6 +79,25 @@ struct EpisodeWire<'a> {
     milestones: Vec<&'a str>,
 }
 
+#[derive(Serialize, Deserialize)]
+struct ImagesWire<'a> {
+    /// Addresses of the images that the reset showed, in order.
+    reset: Vec<Digest>,
+    // One entry an image.
+    width: Vec<u32>,
+    height: Vec<u32>,
+    #[serde(borrow)]
+    pixels: Vec<&'a [u8]>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct WithImagesWire<'a> {
+    #[serde(borrow)]
+    episode: EpisodeWire<'a>,
+    #[serde(borrow)]
+    images: ImagesWire<'a>,
+}
+
 impl Episode {
     /// Encodes the body of an episode frame.
     ///
@@ -82,7 +105,18 @@ impl Episode {
     /// The episode breaks a rule that [`Episode::decode`] would refuse it for.
     pub fn encode(&self) -> Result<Vec<u8>, WireError> {
         self.validate()?;
-        let body = encode_body("episode", &EpisodeWire::from(self))?;
+        let episode = EpisodeWire::from(self);
+        let body = if self.reset_images.is_empty() {
+            encode_body("episode", &episode)?
+        } else {
+            let images = ImagesWire {
+                reset: self.reset_images.clone(),
+                width: self.images.iter().map(Image::width).collect(),
+                height: self.images.iter().map(Image::height).collect(),
+                pixels: self.images.iter().map(Image::pixels).collect(),
+            };
+            encode_body("episode", &WithImagesWire { episode, images })?
+        };
         check_episode_len(body.len())?;
         Ok(body)
     }
@@ -93,15 +127,24 @@ impl Episode {
     /// The bytes are no episode, or one that breaks a rule of [`Episode::validate`].
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         check_episode_len(body.len())?;
-        let wire: EpisodeWire<'_> = decode_body("episode", body)?;
-        let episode = Self::try_from(wire)?;
+        let format: [u8; 2] = body.first_chunk().copied().unwrap_or_default();
+        let episode = match u16::from_le_bytes(format) {
+            WITH_IMAGES => {
+                let wire: WithImagesWire<'_> = decode_body("episode", body)?;
+                let (reset_images, images) = images(wire.images)?;
+                Self { reset_images, images, ..Self::try_from(wire.episode)? }
+            }
+            // Whatever else it says is refused below, by name.
+            _ => Self::try_from(decode_body::<EpisodeWire<'_>>("episode", body)?)?,
+        };
         episode.validate()?;
         Ok(episode)
     }
 
     /// The shape rules of an episode: bounded counts and texts, a mask of 0 and 1 as long as the
     /// stream, spans that are non-empty, in bounds, in order and apart, columns of equal length,
-    /// finite numbers. What the values mean is the audit's business.
+    /// finite numbers, images within bounds. What the values mean, and whether the images are those that
+    /// it says it showed, is the audit's business.
     ///
     /// # Errors
     /// The first rule that is broken, by field.
@@ -124,7 +167,20 @@ impl Episode {
             free = validate_span(index, span, free, self.tokens.len())?;
         }
         CHECK.count("trace", self.trace.len(), MAX_ROWS)?;
-        self.trace.iter().try_for_each(validate_row)
+        self.trace.iter().try_for_each(validate_row)?;
+        self.validate_images()
+    }
+
+    fn validate_images(&self) -> Result<(), WireError> {
+        CHECK.count("reset_images", self.reset_images.len(), MAX_IMAGES)?;
+        CHECK.count("images", self.images.len(), MAX_IMAGES)?;
+        CHECK.ensure(self.images.is_empty() || !self.reset_images.is_empty(), "images", || {
+            "images that nothing shows".to_owned()
+        })?;
+        let bytes: usize = self.images.iter().map(|it| it.pixels().len()).sum();
+        CHECK.ensure(bytes <= MAX_IMAGE_BYTES, "images", || {
+            format!("{bytes} bytes of pixels, the limit is {MAX_IMAGE_BYTES}")
+        })
     }
 }
 
@@ -145,7 +201,8 @@ pub(crate) fn check_episode_len(len: usize) -> Result<(), WireError> {
 /// accounting: nothing else of the body is checked.
 pub fn peek_lease(body: &[u8]) -> Option<(RunId, LeaseId)> {
     let head: Head = decode_body("episode", body.get(..HEAD_LEN)?).ok()?;
-    (head.format == FORMAT)
+    [PLAIN, WITH_IMAGES]
+        .contains(&head.format)
         .then_some((RunId(head.run), LeaseId { group: head.group, generation: head.generation }))
 }
 
@@ -194,7 +251,7 @@ impl<'a> From<&'a Episode> for EpisodeWire<'a> {
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX);
         Self {
             head: Head {
-                format: FORMAT,
+                format: if episode.reset_images.is_empty() { PLAIN } else { WITH_IMAGES },
                 run: episode.run.0,
                 group: episode.lease.group,
                 generation: episode.lease.generation,
@@ -235,8 +292,8 @@ impl TryFrom<EpisodeWire<'_>> for Episode {
 
     fn try_from(wire: EpisodeWire<'_>) -> Result<Self, WireError> {
         let format = wire.head.format;
-        CHECK.ensure(format == FORMAT, "format", || {
-            format!("{format}, this release reads {FORMAT}")
+        CHECK.ensure([PLAIN, WITH_IMAGES].contains(&format), "format", || {
+            format!("{format}, this release reads {PLAIN} and {WITH_IMAGES}")
         })?;
         let spans = spans(&wire)?;
         let trace = rows(&wire)?;
@@ -247,6 +304,7 @@ impl TryFrom<EpisodeWire<'_>> for Episode {
             seed: wire.seed,
             policy: PolicyDigest(wire.policy),
             reset_text: wire.reset_text.to_owned(),
+            reset_images: Vec::new(),
             tokens: wire.tokens.into_owned(),
             loss_mask: wire.loss_mask.to_vec(),
             spans,
@@ -254,8 +312,26 @@ impl TryFrom<EpisodeWire<'_>> for Episode {
             trace_head: wire.trace_head,
             end: CHECK.code("end", wire.end, end_from(wire.end))?,
             reward: wire.reward,
+            images: Vec::new(),
         })
     }
+}
+
+/// Addresses and images of an episode that has some.
+fn images(wire: ImagesWire<'_>) -> Result<(Vec<Digest>, Vec<Image>), WireError> {
+    CHECK.ensure(!wire.reset.is_empty(), "reset_images", || {
+        format!("none; an episode without images has format {PLAIN}")
+    })?;
+    let count = wire.pixels.len();
+    CHECK.count("images", count, MAX_IMAGES)?;
+    CHECK.column("images.width", wire.width.len(), count)?;
+    CHECK.column("images.height", wire.height.len(), count)?;
+    let sides = wire.width.into_iter().zip(wire.height);
+    let images = sides.zip(wire.pixels).map(|((width, height), pixels)| {
+        Image::new(width, height, pixels.to_vec())
+            .or_else(|error| CHECK.fail("images", error.to_string()))
+    });
+    Ok((wire.reset, images.collect::<Result<_, _>>()?))
 }
 
 fn spans(wire: &EpisodeWire<'_>) -> Result<Vec<Span>, WireError> {

@@ -3,7 +3,7 @@
 
 use protocol::{
     AckOutcome, AdapterManifest, CallKind, ComputeDtype, Digest, Episode, EpisodeEnd, Fetch,
-    FinishReason, FromActor, FromLearner, Hello, Lease, LeaseAttempt, LeaseId, ModelDigests,
+    FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt, LeaseId, ModelDigests,
     NoiseKey, OnMalformed, PolicyDigest, RefusalCode, Refused, RunId, RunSettings, Sampling, Span,
     Split, Task, TraceChain, TraceRow, Welcome, WireError,
     frame::{Channel, Decoded, Decoder, Frame, Kind},
@@ -88,7 +88,7 @@ pub(crate) fn episode() -> Episode {
     let lease = lease(3);
     let reset_text = "I think of a number.".to_owned();
     let mut chain =
-        TraceChain::start(&lease.run, lease.id, &lease.task.id, lease.seed, &reset_text);
+        TraceChain::start(&lease.run, lease.id, &lease.task.id, lease.seed, &reset_text, &[]);
     let mut row = |call: u32, kind, milestones: &[&str], observation: &str, done| {
         let mut row = TraceRow {
             turn: call,
@@ -124,6 +124,7 @@ pub(crate) fn episode() -> Episode {
         seed: lease.seed,
         policy: lease.policy,
         reset_text,
+        reset_images: Vec::new(),
         tokens: vec![10, 11, 1, 2, 12, 3, 13],
         loss_mask: vec![0, 0, 1, 1, 0, 1, 0],
         spans: vec![span(2, &[1, 2], FinishReason::Stop), span(5, &[3], FinishReason::Length)],
@@ -131,6 +132,45 @@ pub(crate) fn episode() -> Episode {
         trace_head: chain.head(),
         end: EpisodeEnd::Done,
         reward: 0.625,
+        images: Vec::new(),
+    }
+}
+
+/// An episode of one turn that was shown three images, two of them alike, and answered.
+pub(crate) fn episode_with_images() -> Episode {
+    let image = |width, height, first: u8| {
+        let bytes = (0..width * height * 3).map(|at| u8::try_from(at % 251).expect("a byte"));
+        let pixels = bytes.map(|byte| byte.wrapping_add(first)).collect();
+        Image::new(width, height, pixels).expect("an image")
+    };
+    let images = vec![image(3, 2, 0), image(2, 2, 9)];
+    let [a, b] = [images[0].digest(), images[1].digest()];
+    let base = episode();
+    let reset_images = vec![a, b, a];
+    let Episode { run, lease, task, seed, reset_text, .. } = &base;
+    let mut chain = TraceChain::start(run, *lease, task, *seed, reset_text, &reset_images);
+    let mut row = TraceRow {
+        turn: 0,
+        call: 0,
+        tool: String::new(),
+        arguments: "03".to_owned(),
+        kind: CallKind::Answer,
+        milestones: vec!["digit_1".to_owned()],
+        observation: String::new(),
+        done: true,
+        chain: digest(0),
+    };
+    row.chain = chain.push(&row);
+    Episode {
+        reset_images,
+        images,
+        tokens: vec![10, 11, 1, 2],
+        loss_mask: vec![0, 0, 1, 1],
+        spans: base.spans[..1].to_vec(),
+        trace: vec![row],
+        trace_head: chain.head(),
+        end: EpisodeEnd::NoCall,
+        ..base
     }
 }
 
@@ -140,6 +180,9 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
     let attempt = |generation| LeaseAttempt::from(&lease(generation));
     let body = episode().encode().expect("sound");
     let id = protocol::EpisodeId::of_body(&body);
+    let with_images = episode_with_images().encode().expect("sound");
+    let with_images =
+        FromActor::Episode { id: protocol::EpisodeId::of_body(&with_images), body: with_images };
     let ack = |outcome| FromLearner::Ack { episode: id, outcome };
     vec![
         (
@@ -180,6 +223,7 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
         ),
         ("ready", Message::FromActor(FromActor::Ready { free: 5, received: 40 })),
         ("episode", Message::FromActor(FromActor::Episode { id, body })),
+        ("episode_images", Message::FromActor(with_images)),
         (
             "lease_failed",
             Message::FromActor(FromActor::LeaseFailed {
