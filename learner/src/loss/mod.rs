@@ -24,10 +24,12 @@
 mod config;
 mod denominator;
 mod stats;
+mod value;
 
 pub use config::{KlEstimator, LossConfig, Ratio, Surrogate};
 pub use denominator::{Aggregation, Denominator, StepTotals, Weights};
 pub use stats::LossStats;
+pub use value::{ValueConfig, ValueLoss, ValueRow, ValueStats, value_loss};
 
 /// What a rollout was worth.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, TensorData};
 
+use super::ValueHead;
 use crate::model::{Adapter, Decoder, ModelError};
 
 /// Gradients in f32, each flat, by parameter name in sorted order.
@@ -78,6 +79,15 @@ impl Gradients {
             rest = after;
         }
         Ok(())
+    }
+
+    /// Takes out the gradients of a value head, where one had some.
+    pub fn take_value_head(&mut self) -> Self {
+        let (head, rest) = std::mem::take(&mut self.entries)
+            .into_iter()
+            .partition(|(name, _)| name.starts_with(ValueHead::PREFIX));
+        self.entries = rest;
+        Self { entries: head }
     }
 
     /// Adds another pass's gradients.

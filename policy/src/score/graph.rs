@@ -5,8 +5,8 @@
 use burn::tensor::Tensor;
 
 use super::{
-    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, attention, embed::Embedding,
-    evidence::Examiner, head, layout::Layout,
+    Derivatives, Gradients, ScoreBatch, ScoreConfig, Scored, Scores, Slopes, Trainable, ValueHead,
+    attention, embed::Embedding, evidence::Examiner, head, layout::Layout,
 };
 use crate::model::{
     Adapter, Decoder, DeltaRows, DeltaRule, DeltaState, ModelError, Runs, Sequences,
@@ -37,13 +37,14 @@ enum Saved {
     Inputs(Vec<Tensor<2>>),
 }
 
-/// Scores without gradients.
+/// Scores without gradients, and values by a value head.
 pub(super) fn score(
     decoder: &Decoder,
     adapter: Option<&Adapter>,
+    value: Option<&ValueHead>,
     batch: &ScoreBatch,
     config: &ScoreConfig,
-) -> Result<Scores, ModelError> {
+) -> Result<Scored, ModelError> {
     let layout = Layout::new(decoder, batch)?;
     let examiner = Examiner::new(batch, &layout, config)?;
     let pass = Pass::new(decoder, adapter, &layout);
@@ -51,7 +52,9 @@ pub(super) fn score(
     for index in 0..decoder.config().layers {
         x = pass.layer(index, x);
     }
-    scores(decoder, &pass.last(x), &layout, config, examiner.as_ref())
+    let hidden = pass.last(x);
+    let values = value.map(|head| Ok(layout.split(&head.values(&hidden)?)));
+    Ok((scores(decoder, &hidden, &layout, config, examiner.as_ref())?, values.transpose()?))
 }
 
 fn scores(
@@ -158,18 +161,25 @@ impl GraphTape {
         &self.scores
     }
 
-    pub(super) fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
-        let Self { decoder, adapter, trainable, config, layout, embedding, saved, hidden, .. } =
+    pub(super) fn values(&self, head: &ValueHead) -> Result<Vec<Vec<f32>>, ModelError> {
+        Ok(self.layout.split(&head.values(&self.hidden)?))
+    }
+
+    pub(super) fn backward(self, derivatives: Derivatives<'_>) -> Result<Gradients, ModelError> {
+        let Self { decoder, adapter, trainable, config, layout, embedding, saved, hidden, scores } =
             self;
-        let dlogp = layout.join(dlogp)?;
+        let slopes = Slopes::new(derivatives, &layout, &scores, decoder.config().hidden)?;
         let mut gradients = Gradients::default();
         if layout.targets.is_empty() {
             return Ok(gradients);
         }
         let base = trainable == Trainable::Base;
         let plain = decoder.untracked();
-        let (dhidden, dhead) =
-            head::backward(&plain, &hidden, &layout.targets, &dlogp, &config, base);
+        let (mut dhidden, dhead) =
+            head::backward(&plain, &hidden, &layout.targets, &slopes, &config, base);
+        if let Some((value, slopes)) = &slopes.values {
+            dhidden = value.backward(&hidden, slopes, dhidden, &mut gradients);
+        }
         if let Some(dhead) = dhead {
             gradients.insert(plain.head_name(), dhead);
         }

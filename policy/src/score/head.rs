@@ -1,12 +1,13 @@
 //! The language-model head at scored positions only, a chunk at a time: a full `[positions, vocab]`
 //! never exists. The backward pass computes the logits again and needs no graph:
-//! `dL/dlogits = dL/dlogp (onehot − softmax) / T`.
+//! `dL/dlogits = (dL/dlogp (onehot − p) − dL/dH p (ln p + H)) / T` with `p = softmax(logits / T)` of
+//! entropy H.
 
 use burn::tensor::{Tensor, TensorData};
 
 use rayon::prelude::*;
 
-use super::{ScoreConfig, Scores, evidence::Examiner, layout::Layout};
+use super::{ScoreConfig, Scores, Slopes, evidence::Examiner, layout::Layout};
 use crate::{
     model::{Decoder, ModelError, to_f32},
     sampling::TokenEvidence,
@@ -91,7 +92,7 @@ pub(crate) fn backward(
     decoder: &Decoder,
     hidden: &Tensor<2>,
     targets: &[u32],
-    dlogp: &[f32],
+    slopes: &Slopes<'_>,
     config: &ScoreConfig,
     weight: bool,
 ) -> (Tensor<2>, Option<Tensor<2>>) {
@@ -101,20 +102,30 @@ pub(crate) fn backward(
     let mut parts = Vec::new();
     let mut dhead: Option<Tensor<2>> = None;
     let mut start = 0;
-    for (targets, dlogp) in targets.chunks(size).zip(dlogp.chunks(size)) {
+    for (targets, dlogp) in targets.chunks(size).zip(slopes.log_probs.chunks(size)) {
         let count = targets.len();
         let rows = hidden.clone().slice([start..start + count, 0..width]);
-        let scaled: Vec<f32> = dlogp.iter().map(|d| d / config.temperature).collect();
-        let data = TensorData::new(scaled, [count, 1]);
-        let scaled = Tensor::<2>::from_data(data, decoder.device());
-        let p = log_softmax(logits(rows.clone(), &head), config).exp();
+        let column = |slopes: &[f32]| {
+            let scaled: Vec<f32> = slopes.iter().map(|d| d / config.temperature).collect();
+            Tensor::<2>::from_data(TensorData::new(scaled, [count, 1]), decoder.device())
+        };
+        let scaled = column(dlogp);
+        let log = log_softmax(logits(rows.clone(), &head), config);
+        let p = log.clone().exp();
+        let bonus = slopes.entropies.as_ref().map(|slopes| {
+            let entropy = p.clone().mul(log.clone()).sum_dim(1).neg();
+            p.clone().mul(log.add(entropy)).mul(column(&slopes[start..start + count]))
+        });
         let index = decoder.int(targets).unsqueeze_dim(1);
-        let dlogits = p.mul(scaled.clone().neg()).scatter(
+        let mut dlogits = p.mul(scaled.clone().neg()).scatter(
             1,
             index,
             scaled,
             burn::tensor::IndexingUpdateOp::Add,
         );
+        if let Some(bonus) = bonus {
+            dlogits = dlogits.sub(bonus);
+        }
         let dlogits = crate::model::from_f32(dlogits, decoder.dtype());
         parts.push(dlogits.clone().matmul(head.clone()));
         if weight {

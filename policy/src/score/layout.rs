@@ -81,15 +81,15 @@ impl Layout {
         self.counts.iter().map(take).collect()
     }
 
-    /// The inverse of [`Layout::split`], checked.
-    pub(crate) fn join(&self, rows: &[Vec<f32>]) -> Result<Vec<f32>, ModelError> {
+    /// The inverse of [`Layout::split`] for the derivative by `what`, checked.
+    pub(crate) fn join(&self, what: &str, rows: &[Vec<f32>]) -> Result<Vec<f32>, ModelError> {
         let lengths: Vec<usize> = rows.iter().map(Vec::len).collect();
         if lengths != self.counts {
-            let reason = "dL/dlogp must have one value for each scored id of each row";
-            return Err(ModelError::Input(reason.into()));
+            let reason = format!("dL/d{what} must have one value for each scored id of each row");
+            return Err(ModelError::Input(reason));
         }
         if rows.iter().flatten().any(|v| !v.is_finite()) {
-            return Err(ModelError::Input("dL/dlogp holds a value that is not finite".into()));
+            return Err(ModelError::Input(format!("dL/d{what} holds a value that is not finite")));
         }
         Ok(rows.concat())
     }

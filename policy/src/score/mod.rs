@@ -14,14 +14,16 @@ mod layout;
 mod optimizer;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use gradients::{Gradients, Parameters};
 pub use optimizer::{AdamWSettings, Optimizer};
+pub use value::ValueHead;
 
 use burn::tensor::DType;
 use protocol::{NoiseKey, Sampling};
 
-use self::{graph::GraphTape, host::HostTape};
+use self::{graph::GraphTape, host::HostTape, layout::Layout};
 use crate::{
     model::{Adapter, Decoder, ModelError},
     sampling::TokenEvidence,
@@ -126,11 +128,40 @@ pub fn log_probs(
     batch: &ScoreBatch,
     config: &ScoreConfig,
 ) -> Result<Scores, ModelError> {
+    Ok(score(decoder, adapter, None, batch, config)?.0)
+}
+
+/// Scores without gradients, and a value for each scored id: `head` on the normed hidden state that
+/// predicts it.
+///
+/// # Errors
+/// As [`log_probs`].
+pub fn log_probs_and_values(
+    decoder: &Decoder,
+    adapter: Option<&Adapter>,
+    head: &ValueHead,
+    batch: &ScoreBatch,
+    config: &ScoreConfig,
+) -> Result<(Scores, Vec<Vec<f32>>), ModelError> {
+    let (scores, values) = score(decoder, adapter, Some(head), batch, config)?;
+    Ok((scores, values.unwrap_or_default()))
+}
+
+/// Scores, and values where a value head was given.
+type Scored = (Scores, Option<Vec<Vec<f32>>>);
+
+fn score(
+    decoder: &Decoder,
+    adapter: Option<&Adapter>,
+    value: Option<&ValueHead>,
+    batch: &ScoreBatch,
+    config: &ScoreConfig,
+) -> Result<Scored, ModelError> {
     config.check()?;
     if host::serves(decoder) {
-        host::score(decoder, adapter, batch, config)
+        host::score(decoder, adapter, value, batch, config)
     } else {
-        graph::score(decoder, adapter, batch, config)
+        graph::score(decoder, adapter, value, batch, config)
     }
 }
 
@@ -183,15 +214,83 @@ impl Tape {
         &self.scores().log_probs
     }
 
-    /// Gradients of a loss, given its derivative by each log-probability (in the shape of
-    /// [`Tape::log_probs`]).
+    /// A value for each scored id: `head` on the normed hidden state that predicts it.
     ///
     /// # Errors
-    /// Another shape, values that are not finite, or a failing device.
-    pub fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
-        match self.0 {
-            Recorded::Host(tape) => tape.backward(dlogp),
-            Recorded::Graph(tape) => tape.backward(dlogp),
+    /// A head of another width, or a failing device.
+    pub fn values(&self, head: &ValueHead) -> Result<Vec<Vec<f32>>, ModelError> {
+        match &self.0 {
+            Recorded::Host(tape) => tape.values(head),
+            Recorded::Graph(tape) => tape.values(head),
         }
+    }
+
+    /// Gradients of a loss, given its derivatives (those by log-probabilities alone, or all). A value
+    /// head's own are among them, under its parameters' names.
+    ///
+    /// # Errors
+    /// Another shape, values that are not finite, derivatives by entropies that were not asked for,
+    /// or a failing device.
+    pub fn backward<'a>(
+        self,
+        derivatives: impl Into<Derivatives<'a>>,
+    ) -> Result<Gradients, ModelError> {
+        match self.0 {
+            Recorded::Host(tape) => tape.backward(derivatives.into()),
+            Recorded::Graph(tape) => tape.backward(derivatives.into()),
+        }
+    }
+}
+
+/// A loss's derivatives by what a [`Tape`] gave, in the shape of [`Tape::log_probs`].
+#[derive(Clone, Copy)]
+pub struct Derivatives<'a> {
+    /// By each log-probability.
+    pub log_probs: &'a [Vec<f32>],
+    /// By each entropy.
+    pub entropies: Option<&'a [Vec<f32>]>,
+    /// By each value of a value head.
+    pub values: Option<(&'a ValueHead, &'a [Vec<f32>])>,
+}
+
+impl<'a> From<&'a [Vec<f32>]> for Derivatives<'a> {
+    fn from(log_probs: &'a [Vec<f32>]) -> Self {
+        Self { log_probs, entropies: None, values: None }
+    }
+}
+
+impl<'a> From<&'a Vec<Vec<f32>>> for Derivatives<'a> {
+    fn from(log_probs: &'a Vec<Vec<f32>>) -> Self {
+        log_probs.as_slice().into()
+    }
+}
+
+/// Checked derivatives, one value a scored id.
+struct Slopes<'a> {
+    log_probs: Vec<f32>,
+    entropies: Option<Vec<f32>>,
+    values: Option<(&'a ValueHead, Vec<f32>)>,
+}
+
+impl<'a> Slopes<'a> {
+    fn new(
+        given: Derivatives<'a>,
+        layout: &Layout,
+        scores: &Scores,
+        width: usize,
+    ) -> Result<Self, ModelError> {
+        if given.entropies.is_some() && scores.entropies.is_none() {
+            let reason = "dL/dentropy is given, and the pass recorded no entropies";
+            return Err(ModelError::Input(reason.into()));
+        }
+        let values = given.values.map(|(head, rows)| {
+            head.check_width(width)?;
+            Ok((head, layout.join("value", rows)?))
+        });
+        Ok(Self {
+            log_probs: layout.join("logp", given.log_probs)?,
+            entropies: given.entropies.map(|rows| layout.join("entropy", rows)).transpose()?,
+            values: values.transpose()?,
+        })
     }
 }

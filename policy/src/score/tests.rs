@@ -3,6 +3,8 @@
 
 use burn::tensor::Tensor;
 
+mod derivatives;
+
 use super::{graph::GraphTape, host::HostTape, *};
 use crate::{
     device::Device,
@@ -155,7 +157,8 @@ fn the_hand_written_pass_equals_autodiff() {
             let entropies = |s: &Scores| s.entropies.clone().unwrap().concat();
             near("entropies", &entropies(&found), &entropies(&expected), 1e-5);
             let dlogp = derivative(&expected.log_probs);
-            let (found, expected) = (host.backward(&dlogp), graph.backward(&dlogp));
+            let (found, expected) =
+                (host.backward((&dlogp).into()), graph.backward((&dlogp).into()));
             same(&format!("{trainable:?}"), &found.unwrap(), &expected.unwrap(), 3e-4);
         }
     }
@@ -215,7 +218,7 @@ fn autodiff_with_checkpointing_equals_autodiff_without() {
             let tape = GraphTape::record(&decoder, Some(&adapter), trainable, &batch, &config);
             let tape = tape.unwrap();
             let dlogp = derivative(&tape.scores().log_probs);
-            tape.backward(&dlogp).unwrap()
+            tape.backward((&dlogp).into()).unwrap()
         };
         same("checkpointing", &run(true), &run(false), 1e-4);
     }

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use super::{
-    super::{ScoreConfig, evidence::Examiner, head::HeadOutput, head::chunk},
+    super::{ScoreConfig, Slopes, evidence::Examiner, head::HeadOutput, head::chunk},
     mat::Mat,
     math::{dot, exp_sum, largest},
 };
@@ -60,23 +60,34 @@ pub(super) fn forward(
     Ok(Scored { output: HeadOutput { log_probs, entropies, evidence }, sums })
 }
 
+/// The scored ids, their positions' log-sum-exps, and entropies where those have a derivative.
+#[derive(Clone, Copy)]
+pub(super) struct Known<'a> {
+    pub(super) targets: &'a [u32],
+    pub(super) sums: &'a [f32],
+    pub(super) entropies: &'a [f32],
+}
+
 /// `dL/dhidden` `[positions, hidden]`, and the head's own gradient where `weight` asks for it.
 /// Positions without a gradient cost nothing.
 pub(super) fn backward(
     decoder: &Decoder,
     hidden: &Mat,
-    scored: (&[u32], &[f32]),
-    dlogp: &[f32],
+    known: Known<'_>,
+    slopes: &Slopes<'_>,
     config: &ScoreConfig,
     weight: bool,
 ) -> Result<(Mat, Option<Tensor<2>>), ModelError> {
-    let (targets, sums) = scored;
+    let Known { targets, sums, entropies } = known;
+    let dlogp = slopes.log_probs.as_slice();
+    let dentropy = |i: usize| slopes.entropies.as_ref().map_or(0.0, |it| it[i]);
     let head = decoder.head();
     let width = hidden.cols;
     let mut dhidden = Mat::zeros(hidden.rows, width);
     let mut dhead: Option<Tensor<2>> = None;
     let values = hidden.read()?;
-    let active: Vec<usize> = (0..dlogp.len()).filter(|&i| dlogp[i] != 0.0).collect();
+    let active: Vec<usize> =
+        (0..dlogp.len()).filter(|&i| dlogp[i] != 0.0 || dentropy(i) != 0.0).collect();
     for active in active.chunks(chunk(decoder, config)) {
         let rows: Vec<f32> =
             active.iter().flat_map(|&i| &values[i * width..][..width]).copied().collect();
@@ -86,7 +97,8 @@ pub(super) fn backward(
             let (temperature, entropy) = (config.temperature, false);
             let row = Row { logits, temperature, entropy };
             let (target, sum) = (targets[i] as usize, sums[i]);
-            vectorized(Gradient { row, target, sum, dlogp: dlogp[i] });
+            let bonus = slopes.entropies.is_some().then(|| (dentropy(i), entropies[i]));
+            vectorized(Gradient { row, target, sum, dlogp: dlogp[i], bonus });
         });
         let part = dlogits.times(&head)?;
         for (&i, part) in active.iter().zip(part.read()?.chunks_exact(width)) {
@@ -160,6 +172,8 @@ struct Gradient<'a> {
     target: usize,
     sum: f32,
     dlogp: f32,
+    /// dL/dentropy, and the entropy.
+    bonus: Option<(f32, f32)>,
 }
 
 impl Vectorized for Gradient<'_> {
@@ -170,7 +184,16 @@ impl Vectorized for Gradient<'_> {
         self.row.temper();
         let scale = self.dlogp / self.row.temperature;
         let sum = self.sum;
-        self.row.logits.iter_mut().for_each(|x| *x = -scale * exp(*x - sum));
+        match self.bonus {
+            None => self.row.logits.iter_mut().for_each(|x| *x = -scale * exp(*x - sum)),
+            Some((slope, entropy)) => {
+                let slope = slope / self.row.temperature;
+                self.row.logits.iter_mut().for_each(|x| {
+                    let log = *x - sum;
+                    *x = -exp(log) * (scale + slope * (log + entropy));
+                });
+            }
+        }
         if let Some(target) = self.row.logits.get_mut(self.target) {
             *target += scale;
         }

@@ -19,7 +19,8 @@ use self::{
     rows::{rms_norm, rms_norm_backward},
 };
 use super::{
-    Gradients, ScoreBatch, ScoreConfig, Scores, Trainable, evidence::Examiner, layout::Layout,
+    Derivatives, Gradients, ScoreBatch, ScoreConfig, Scored, Scores, Slopes, Trainable, ValueHead,
+    evidence::Examiner, layout::Layout,
 };
 use crate::model::{Adapter, Decoder, ModelError};
 
@@ -53,13 +54,14 @@ enum Kept {
     All(Box<Saved>),
 }
 
-/// Scores without gradients.
+/// Scores without gradients, and values by a value head.
 pub(super) fn score(
     decoder: &Decoder,
     adapter: Option<&Adapter>,
+    value: Option<&ValueHead>,
     batch: &ScoreBatch,
     config: &ScoreConfig,
-) -> Result<Scores, ModelError> {
+) -> Result<Scored, ModelError> {
     let layout = Layout::new(decoder, batch)?;
     let examiner = Examiner::new(batch, &layout, config)?;
     let rope = decoder.rope_at(&layout.positions);
@@ -73,7 +75,9 @@ pub(super) fn score(
     let last = x.pick(&ends.predictors)?;
     let (normed, _) = final_norm(decoder, &last)?;
     let scored = head::forward(decoder, &normed, &layout.targets, config, examiner.as_ref())?;
-    Ok(scored.output.split(&layout))
+    let values =
+        value.map(|head| Ok(layout.split(&head.values_on_host(normed.read()?, normed.cols)?)));
+    Ok((scored.output.split(&layout), values.transpose()?))
 }
 
 fn final_norm(decoder: &Decoder, x: &Mat) -> Result<(Mat, Vec<f32>), ModelError> {
@@ -155,16 +159,25 @@ impl HostTape {
         &self.scores
     }
 
-    pub(super) fn backward(self, dlogp: &[Vec<f32>]) -> Result<Gradients, ModelError> {
+    pub(super) fn values(&self, head: &ValueHead) -> Result<Vec<Vec<f32>>, ModelError> {
+        Ok(self.layout.split(&head.values_on_host(self.normed.read()?, self.normed.cols)?))
+    }
+
+    pub(super) fn backward(self, derivatives: Derivatives<'_>) -> Result<Gradients, ModelError> {
         let Self { decoder, layers, rope, trainable, layout, saved, last, normed, scales, .. } =
             self;
-        let dlogp = layout.join(dlogp)?;
+        let slopes = Slopes::new(derivatives, &layout, &self.scores, normed.cols)?;
         let mut gradients = Gradients::default();
         let sink = &mut Sink { gradients: &mut gradients, trainable };
         let base = sink.base();
-        let scored = (layout.targets.as_slice(), self.sums.as_slice());
-        let (dnormed, dhead) =
-            head::backward(&decoder, &normed, scored, &dlogp, &self.config, base)?;
+        let entropies = self.scores.entropies.map(|rows| rows.concat()).unwrap_or_default();
+        let (targets, sums) = (layout.targets.as_slice(), self.sums.as_slice());
+        let known = head::Known { targets, sums, entropies: &entropies };
+        let (mut dnormed, dhead) =
+            head::backward(&decoder, &normed, known, &slopes, &self.config, base)?;
+        if let Some((value, slopes)) = &slopes.values {
+            value.backward_on_host(normed.read()?, slopes, dnormed.write()?, sink.gradients)?;
+        }
         if let Some(dhead) = dhead {
             sink.gradients.insert(decoder.head_name(), dhead);
         }

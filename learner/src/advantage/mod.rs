@@ -1,9 +1,15 @@
 //! Group-relative advantages: what a rollout was worth beside the others of its task.
 //!
 //! A group is the N rollouts of one task and seed under one policy. Its advantages are
-//! `r - mean(r)`, divided under [`ScaleRewards::Group`] by `std(r) + 1e-4` with the population
+//! `r - baseline`, where the baseline is the mean of the group's rewards, or of all but the rollout's
+//! own ([`Baseline::LeaveOneOut`]). Under [`ScaleRewards::Group`] they are divided by `std(r) + 1e-4`
+//! of the group, under [`ScaleRewards::Batch`] of all rewards of the step, with the population
 //! standard deviation. Equal rewards give exactly 0, so such a group moves the policy only through
 //! the KL term, which does still apply to it where `beta` is not 0 (as in TRL).
+
+mod gae;
+
+pub use gae::{TokenAdvantages, gae, whiten};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +26,21 @@ pub enum ScaleRewards {
     /// By the group's population standard deviation plus [`STD_EPSILON`].
     #[default]
     Group,
+    /// By that of all rewards of the step.
+    Batch,
     /// Not at all (Dr. GRPO).
     None,
+}
+
+/// What rewards are compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Baseline {
+    /// The mean of the group.
+    #[default]
+    Mean,
+    /// RLOO: the mean of the others in the group.
+    LeaveOneOut,
 }
 
 /// What the rewards of one group amount to.
@@ -60,14 +79,60 @@ pub enum AdvantageError {
     },
 }
 
-/// The advantages of one group.
+/// The advantages of one group by its mean.
 ///
 /// # Errors
-/// Fewer than two rewards, or one that is not a number of size at most [`LARGEST`].
+/// As [`step_advantages`].
 pub fn group_advantages(
     rewards: &[f64],
     scale: ScaleRewards,
 ) -> Result<GroupAdvantages, AdvantageError> {
+    let mut group = centred(rewards)?;
+    if scale != ScaleRewards::None {
+        let std = group.std;
+        group.advantages.iter_mut().for_each(|it| *it /= std + STD_EPSILON);
+    }
+    Ok(group)
+}
+
+/// The advantages of a step's groups.
+///
+/// # Errors
+/// Fewer than two rewards in a group, or one that is not a number of size at most [`LARGEST`].
+pub fn step_advantages(
+    groups: &[Vec<f64>],
+    baseline: Baseline,
+    scale: ScaleRewards,
+) -> Result<Vec<GroupAdvantages>, AdvantageError> {
+    let mut all = groups.iter().map(|it| centred(it)).collect::<Result<Vec<_>, _>>()?;
+    let batch = deviation(&groups.concat());
+    for group in &mut all {
+        let count = group.advantages.len() as f64;
+        let std = match scale {
+            ScaleRewards::Group => group.std,
+            ScaleRewards::Batch => batch,
+            ScaleRewards::None => 1.0 - STD_EPSILON,
+        };
+        for it in &mut group.advantages {
+            if baseline == Baseline::LeaveOneOut {
+                *it *= count / (count - 1.0);
+            }
+            if scale != ScaleRewards::None {
+                *it /= std + STD_EPSILON;
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn deviation(rewards: &[f64]) -> f64 {
+    let count = rewards.len().max(1) as f64;
+    let mean = rewards.iter().sum::<f64>() / count;
+    (rewards.iter().map(|it| (it - mean) * (it - mean)).sum::<f64>() / count).sqrt()
+}
+
+/// Rewards less their mean.
+fn centred(rewards: &[f64]) -> Result<GroupAdvantages, AdvantageError> {
     if rewards.len() < 2 {
         return Err(AdvantageError::TooFew(rewards.len()));
     }
@@ -84,11 +149,7 @@ pub fn group_advantages(
     let mean = rewards.iter().sum::<f64>() / count;
     let centred: Vec<f64> = rewards.iter().map(|reward| reward - mean).collect();
     let std = (centred.iter().map(|c| c * c).sum::<f64>() / count).sqrt();
-    let advantages = match scale {
-        ScaleRewards::Group => centred.iter().map(|c| c / (std + STD_EPSILON)).collect(),
-        ScaleRewards::None => centred,
-    };
-    Ok(GroupAdvantages { advantages, mean, std })
+    Ok(GroupAdvantages { advantages: centred, mean, std })
 }
 
 #[cfg(test)]
