@@ -15,6 +15,7 @@ use policy::{
     engine::{Engine, EngineConfig},
     episode_script::EpisodeLimits,
     model::{Checkpoint, Decoder, LoadDtype, checkpoint_digests},
+    vision::PromptImages,
 };
 use protocol::{
     ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Welcome,
@@ -228,8 +229,13 @@ fn player(
         max_completion: settings.max_completion_length,
         on_malformed: settings.on_malformed,
     };
+    let images = match environment.describe().map_err(Failure::fault)?.images {
+        true => Some(PromptImages::load(&arguments.model, &format).map_err(Failure::mistake)?),
+        false => None,
+    };
     let engine = Engine::new(decoder.clone(), config).map_err(Failure::mistake)?;
-    Ok((Player::new(engine, Arc::new(format), environment, limits), decoder))
+    let player = Player::new(engine, Arc::new(format), environment, limits).with_images(images);
+    Ok((player, decoder))
 }
 
 fn chat_format(

@@ -11,8 +11,9 @@ use policy::{
     chat::ChatFormat,
     engine::{Engine, Generated, SequenceId},
     episode_script::{EpisodeLimits, EpisodeScript},
+    vision::{PromptImages, episode_prompt},
 };
-use protocol::{Episode, EpisodeEnd, Lease, LeaseAttempt, Span};
+use protocol::{Episode, EpisodeEnd, Image, Lease, LeaseAttempt, Span};
 
 /// What became of a lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +48,7 @@ struct Playing {
 pub struct Player {
     engine: Engine,
     format: Arc<ChatFormat>,
+    images: Option<PromptImages>,
     environment: EnvironmentSpec,
     limits: EpisodeLimits,
     playing: BTreeMap<SequenceId, Playing>,
@@ -61,7 +63,22 @@ impl Player {
         environment: EnvironmentSpec,
         limits: EpisodeLimits,
     ) -> Self {
-        Self { engine, format, environment, limits, playing: BTreeMap::new(), sampled: 0 }
+        Self {
+            engine,
+            format,
+            images: None,
+            environment,
+            limits,
+            playing: BTreeMap::new(),
+            sampled: 0,
+        }
+    }
+
+    /// The same, reading the images that the environment shows.
+    #[must_use]
+    pub fn with_images(mut self, images: Option<PromptImages>) -> Self {
+        self.images = images;
+        self
     }
 
     /// The engine, for its adapters.
@@ -87,10 +104,18 @@ impl Player {
         let environment = self.environment.open().map_err(|e| e.to_string())?;
         let recorder = Recorder::reset(environment, &lease, self.environment.limits())
             .map_err(|e| e.to_string())?;
-        let prompt = self
-            .format
-            .prompt(&lease.task.prompt, recorder.reset_text())
-            .map_err(|e| e.to_string())?;
+        let shown: Vec<&Image> = recorder.images().iter().collect();
+        let (task_prompt, reader) = (&lease.task.prompt, self.images.as_ref());
+        let prompt =
+            episode_prompt(&self.format, reader, task_prompt, recorder.reset_text(), &shown)
+                .map_err(|e| e.to_string())?;
+        let placed = match reader {
+            Some(reader) => reader.place(&prompt, &shown).map_err(|e| e.to_string())?,
+            None => Vec::new(),
+        };
+        if !placed.is_empty() {
+            return Err("images are not played yet".into());
+        }
         let script = EpisodeScript::new(self.limits);
         let sequence = self
             .engine

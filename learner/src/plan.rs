@@ -10,8 +10,11 @@ use environments::{Description, Determinism, Recorder, ToolSpec};
 use policy::{
     chat::{ChatError, ChatFormat, ChatOptions},
     model::{Checkpoint, CheckpointDigests},
+    vision::{PromptImages, episode_prompt},
 };
-use protocol::{ComputeDtype, Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split};
+use protocol::{
+    ComputeDtype, Image, Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -33,6 +36,9 @@ use crate::{
 /// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
 /// spread.
 const RENDERED: usize = 256;
+
+/// The architecture that has a vision tower.
+const VISION_LANGUAGE: &str = "Qwen3_5ForConditionalGeneration";
 
 /// What bounds the reading of tool calls in this release.
 pub(crate) const PARSER: ParserRecord = ParserRecord {
@@ -58,6 +64,8 @@ pub struct Plan {
     pub max_positions: usize,
     /// How conversations become ids.
     pub format: Arc<ChatFormat>,
+    /// What the checkpoint makes of images, where the environment shows some.
+    pub images: Option<PromptImages>,
     /// What the environment says about itself.
     pub environment: Description,
     /// Bounds of sampling evidence, where the recipe names some.
@@ -134,8 +142,16 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     })?;
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
+    let images = prompt_images(&recipe, &environment, &format)?;
+    if images.is_some() && config.architecture.name() != VISION_LANGUAGE {
+        return Err(RecipeError::conflict(
+            "environment",
+            format!("{} shows images, and the model has no vision tower", environment.name),
+            "choose a vision-language checkpoint",
+        ));
+    }
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
-    let derived = derive(&recipe, run, &format, &train, &eval)?;
+    let derived = derive(&recipe, run, (&format, images.as_ref()), &train, &eval)?;
     if derived.longest_episode_tokens > config.max_positions {
         return Err(RecipeError::conflict(
             "training.max_completion_length",
@@ -155,6 +171,7 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         architecture: config.architecture.name(),
         max_positions: config.max_positions,
         format,
+        images,
         environment,
         calibration,
         train,
@@ -168,7 +185,8 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
 impl Plan {
     /// What its episodes must keep to. Nothing is stale in a run that waits for its episodes.
     pub fn audit_terms(&self) -> AuditTerms {
-        audit_terms(self.run, &self.recipe, self.format.clone(), self.vocabulary)
+        let (format, images) = (self.format.clone(), self.images.clone());
+        audit_terms(self.run, &self.recipe, format, images, self.vocabulary)
     }
 
     /// What the bounds of sampling evidence belong to, on a kind of learner's device and of actor's.
@@ -285,11 +303,13 @@ pub(crate) fn audit_terms(
     run: RunId,
     recipe: &Recipe,
     format: Arc<ChatFormat>,
+    images: Option<PromptImages>,
     vocabulary: u32,
 ) -> AuditTerms {
     AuditTerms {
         run,
         format,
+        images,
         vocabulary,
         environment: recipe.environment.clone(),
         limits: recipe.training.episode_limits(),
@@ -335,6 +355,24 @@ pub(crate) fn reward_protocol(rewards: &Rewards) -> Value {
     })
 }
 
+/// What a recipe's checkpoint makes of images, where its environment shows some.
+pub(crate) fn prompt_images(
+    recipe: &Recipe,
+    environment: &Description,
+    format: &ChatFormat,
+) -> Result<Option<PromptImages>, RecipeError> {
+    if !environment.images {
+        return Ok(None);
+    }
+    PromptImages::load(&recipe.model.path, format).map(Some).map_err(|error| {
+        RecipeError::conflict(
+            "environment",
+            format!("{} shows images, and the model takes none: {error}", environment.name),
+            "choose a vision-language checkpoint",
+        )
+    })
+}
+
 /// The chat format of a recipe's checkpoint.
 pub(crate) fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFormat, RecipeError> {
     let options = ChatOptions {
@@ -356,7 +394,7 @@ pub(crate) fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFor
 fn derive(
     recipe: &Recipe,
     run: RunId,
-    format: &ChatFormat,
+    reader: (&ChatFormat, Option<&PromptImages>),
     train: &[TaskRow],
     eval: &[TaskRow],
 ) -> Result<Derived, RecipeError> {
@@ -366,7 +404,7 @@ fn derive(
     let mut longest_prompt_tokens = 0;
     let mut prompts_rendered = 0;
     for row in rows.iter().step_by(stride) {
-        let length = prompt_length(recipe, run, format, row).map_err(|problem| {
+        let length = prompt_length(recipe, run, reader, row).map_err(|problem| {
             RecipeError::conflict(
                 "dataset",
                 format!("task {:?} cannot be started: {problem}", row.task.id),
@@ -400,7 +438,7 @@ fn derive(
 fn prompt_length(
     recipe: &Recipe,
     run: RunId,
-    format: &ChatFormat,
+    (format, images): (&ChatFormat, Option<&PromptImages>),
     row: &TaskRow,
 ) -> Result<usize, String> {
     let id = LeaseId { group: 0, generation: 0 };
@@ -418,8 +456,8 @@ fn prompt_length(
     let environment = recipe.environment.open().map_err(|fault| fault.to_string())?;
     let recorder = Recorder::reset(environment, &lease, recipe.environment.limits())
         .map_err(|fault| fault.to_string())?;
-    let prompt = format
-        .prompt(&row.task.prompt, recorder.reset_text())
+    let shown: Vec<&Image> = recorder.images().iter().collect();
+    let prompt = episode_prompt(format, images, &row.task.prompt, recorder.reset_text(), &shown)
         .map_err(|error| error.to_string())?;
     Ok(prompt.len())
 }

@@ -339,3 +339,36 @@ fn honest_episodes_of_real_tokenizers_and_templates_are_accepted() {
         }
     }
 }
+
+#[test]
+fn answers_are_read_from_the_sampled_ids_and_scored_by_the_learners_own_replay() {
+    let world = World::new(json!({"name": "frames"}));
+    let lease = world.lease(0, 0, 9);
+    let solution = world.environment.solution(&lease.task, lease.seed).expect("fits");
+    let code = solution.expect("known").answer;
+    let earned = |turns: &[Say]| {
+        let episode = world.play(&lease, turns);
+        let audited = world.accept(&episode, &lease);
+        assert_eq!(audited.reward.strict_success, audited.score.reward == 1.0);
+        (audited.score.reward, episode.end, episode.trace.len())
+    };
+    let unknown = text(&call("look", json!({})));
+    for (turns, expected) in [
+        (vec![text(&code)], (1.0, EpisodeEnd::NoCall, 1)),
+        // Around the code there may be white space and, before it, thoughts.
+        (vec![text(&format!("  {code}\n"))], (1.0, EpisodeEnd::NoCall, 1)),
+        (
+            vec![text(&format!("<think>\n{code}?\n</think>\n\n{code}"))],
+            (1.0, EpisodeEnd::NoCall, 1),
+        ),
+        (vec![text(&format!("<think>\n{code}"))], (0.0, EpisodeEnd::NoCall, 1)),
+        (vec![text(&format!("It is {code}"))], (0.0, EpisodeEnd::NoCall, 1)),
+        (vec![text(&code[..1])], (0.5, EpisodeEnd::NoCall, 1)),
+        (vec![text("")], (0.0, EpisodeEnd::NoCall, 1)),
+        // A cut turn answers nothing, and there are no tools to call.
+        (vec![Say::Cut(code.repeat(2000))], (0.0, EpisodeEnd::Length, 0)),
+        (vec![unknown, text(&code)], (1.0, EpisodeEnd::NoCall, 2)),
+    ] {
+        assert_eq!(earned(&turns), expected, "{turns:?}");
+    }
+}

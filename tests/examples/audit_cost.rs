@@ -118,7 +118,11 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
 fn ranked(group: &[Episode]) -> UpdateGroup<'_> {
     let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
     let advantages = group_advantages(&rewards, ScaleRewards::Group).expect("finite");
-    UpdateGroup { episodes: group.iter().collect(), advantages: advantages.advantages }
+    UpdateGroup {
+        episodes: group.iter().collect(),
+        advantages: advantages.advantages,
+        images: None,
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

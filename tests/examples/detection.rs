@@ -95,7 +95,8 @@ fn deviations(
         .iter()
         .flat_map(|group| {
             let group: Vec<&Episode> = group.iter().collect();
-            examine(&stage.decoder, stage.adapter.as_ref(), stage.sampling, &group).expect("scores")
+            examine(&stage.decoder, stage.adapter.as_ref(), None, stage.sampling, &group)
+                .expect("scores")
         })
         .collect()
 }

@@ -55,7 +55,7 @@ fn deviations(stage: &Stage, episodes: &[Vec<Episode>]) -> Vec<Vec<Deviation>> {
         .flat_map(|group| {
             let group: Vec<&Episode> = group.iter().collect();
             let adapter = stage.adapter.as_ref();
-            examine(&stage.decoder, adapter, stage.sampling, &group).expect("scores")
+            examine(&stage.decoder, adapter, None, stage.sampling, &group).expect("scores")
         })
         .collect()
 }
@@ -160,6 +160,7 @@ fn an_update_with_a_refused_rollout_changes_nothing() {
                 )
                 .expect("finite")
                 .advantages,
+                images: None,
             })
             .collect();
         let update_settings =

@@ -3,8 +3,12 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use environments::{Description, EnvironmentSpec, Fault, RecordedAnswer, RecordedCall, Score};
-use policy::{chat::ChatFormat, episode_script::EpisodeLimits};
-use protocol::{Episode, EpisodeId, FinishReason, Lease, LeaseId, RunId, Task};
+use policy::{
+    chat::ChatFormat,
+    episode_script::EpisodeLimits,
+    vision::{PromptImages, episode_prompt},
+};
+use protocol::{Episode, EpisodeId, FinishReason, Image, Lease, LeaseId, RunId, Task};
 
 use super::{PolicyAudit, Reason, calls, frame, lease, memo::Memo, replay, reward, tokens, trace};
 use crate::{
@@ -19,6 +23,8 @@ pub struct AuditTerms {
     pub run: RunId,
     /// The checkpoint's way of writing conversations, under the recipe.
     pub format: Arc<ChatFormat>,
+    /// What the checkpoint makes of images, where the environment shows some.
+    pub images: Option<PromptImages>,
     /// Ids that the model has: every id of a stream is below it.
     pub vocabulary: u32,
     /// What is played.
@@ -170,10 +176,20 @@ impl Auditor {
         Ok((lease.task.clone(), findings))
     }
 
-    /// The learner's own rendering of an episode's start.
-    pub(super) fn prompt(&self, prompt: &str, reset_text: &str) -> Result<Arc<[u32]>, Reason> {
+    /// The learner's own rendering of an episode's start. Of images it depends on their sizes alone.
+    pub(super) fn prompt(
+        &self,
+        prompt: &str,
+        reset_text: &str,
+        shown: &[&Image],
+    ) -> Result<Arc<[u32]>, Reason> {
+        let sizes: Vec<String> =
+            shown.iter().map(|image| format!("{}x{}", image.width(), image.height())).collect();
+        let texts: Vec<&str> =
+            [prompt, reset_text].into_iter().chain(sizes.iter().map(String::as_str)).collect();
+        let (format, images) = (&self.terms.format, self.terms.images.as_ref());
         self.encoded
-            .get("prompt", &[prompt, reset_text], || self.terms.format.prompt(prompt, reset_text))
+            .get("prompt", &texts, || episode_prompt(format, images, prompt, reset_text, shown))
             .map_err(|error| Reason::Unrenderable { problem: error.to_string() })
     }
 

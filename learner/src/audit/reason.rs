@@ -64,7 +64,7 @@ pub enum Reason {
     NoSpans,
     #[error("id {id} at position {at} is outside of the model's vocabulary of {vocabulary}")]
     OutOfVocabulary { at: usize, id: u32, vocabulary: u32 },
-    #[error("the chat template cannot render it: {problem}")]
+    #[error("it cannot be rendered: {problem}")]
     Unrenderable { problem: String },
     #[error("the prompt differs from the learner's own rendering at position {at}")]
     PromptMismatch { at: usize },

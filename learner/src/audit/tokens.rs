@@ -1,5 +1,8 @@
 //! Rung 3: every id of the stream is accounted for.
 //!
+//! An image is so many image-pad ids as its size takes; whether it is the one that the environment
+//! showed is for the replay to see.
+//!
 //! The stream is prompt, span, external ids, span, ..., span, and nothing else. The learner renders
 //! the prompt itself and encodes the framing and the trace's observations itself, so an external id
 //! that untrusted text smuggled in cannot pass: [`policy::chat::ChatFormat`] never makes a control
@@ -28,7 +31,8 @@ impl Rung for Tokens {
     ) -> Result<(), Reason> {
         let episode = case.episode;
         check_vocabulary(auditor, episode)?;
-        let prompt = auditor.prompt(&case.lease.task.prompt, &episode.reset_text)?;
+        let shown = episode.shown_images().map_err(Reason::Images)?;
+        let prompt = auditor.prompt(&case.lease.task.prompt, &episode.reset_text, &shown)?;
         if let Some(at) = difference(&prompt, &episode.tokens) {
             return Err(Reason::PromptMismatch { at });
         }

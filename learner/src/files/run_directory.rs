@@ -35,8 +35,8 @@ pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const REJECTED: &str = "rejected";
 pub(crate) const TOKENIZER: &str = "tokenizer";
 
-/// Files of a checkpoint that say how text becomes ids.
-const TOKENIZER_FILES: [&str; 9] = [
+/// Files of a checkpoint that say how text and images become ids.
+const TOKENIZER_FILES: [&str; 11] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,6 +46,8 @@ const TOKENIZER_FILES: [&str; 9] = [
     "vocab.json",
     "merges.txt",
     "generation_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
 ];
 
 /// An answer to a lease, as it came in.

@@ -309,7 +309,8 @@ impl Learner {
         let mut found = Vec::new();
         for group in &groups {
             let episodes: Vec<_> = group.rollouts.iter().map(|it| &it.episode).collect();
-            let ids = examine(&self.decoder, Some(&self.adapter), settings.sampling(), &episodes)
+            let (adapter, images) = (Some(&self.adapter), self.plan.images.as_ref());
+            let ids = examine(&self.decoder, adapter, images, settings.sampling(), &episodes)
                 .map_err(Failure::fault)?;
             for (source, ids) in group.sources.iter().zip(&ids) {
                 found.push((device_kind(&source.device).to_owned(), SamplingEvidence::of(ids)));

@@ -137,6 +137,7 @@ impl Learner {
             .map(|(group, advantages)| UpdateGroup {
                 episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
                 advantages: advantages.advantages.clone(),
+                images: self.plan.images.as_ref(),
             })
             .collect();
         let learning_rate = settings

@@ -10,6 +10,7 @@
 use policy::{
     model::{Adapter, Decoder, ModelError},
     score::{AdamWSettings, Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
+    vision::PromptImages,
 };
 use protocol::{Episode, Sampling};
 use serde::Serialize;
@@ -69,6 +70,8 @@ pub struct UpdateGroup<'a> {
     pub episodes: Vec<&'a Episode>,
     /// One a rollout.
     pub advantages: Vec<f64>,
+    /// What the checkpoint makes of the prompt's images, where it may have some.
+    pub images: Option<&'a PromptImages>,
 }
 
 /// Decides on the evidence about one rollout, given by group and place in the group: an error refuses
@@ -220,6 +223,7 @@ fn parts<'a>(group: &UpdateGroup<'a>) -> Vec<UpdateGroup<'a>> {
         .map(|(episodes, advantages)| UpdateGroup {
             episodes: episodes.to_vec(),
             advantages: advantages.to_vec(),
+            images: group.images,
         })
         .collect()
 }
@@ -233,7 +237,7 @@ fn part_gradient(
     judge: &mut dyn FnMut(usize, &SamplingEvidence) -> Result<(), Refusal>,
     sums: &mut Sums,
 ) -> Result<(), UpdateError> {
-    let batch = group_batch(&part.episodes);
+    let batch = group_batch(&part.episodes, part.images)?;
     let config = ScoreConfig {
         temperature: settings.temperature,
         checkpointing: settings.checkpointing,

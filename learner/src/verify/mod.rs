@@ -21,6 +21,7 @@ mod totals;
 
 use std::path::{Path, PathBuf};
 
+use policy::vision::PromptImages;
 use protocol::{Digest, EpisodeId, Lease, LeaseId, PolicyDigest};
 
 pub use report::{Check, CheckName, Finding, Report};
@@ -92,6 +93,7 @@ pub struct Archive {
     directory: PathBuf,
     manifest: Manifest,
     recipe: Recipe,
+    images: Option<PromptImages>,
     ledger: Ledger,
     policies: PolicyStore,
 }
@@ -149,6 +151,7 @@ impl Archive {
         Ok(Self {
             directory: directory.to_owned(),
             manifest: terms.manifest,
+            images: terms.auditor.terms().images.clone(),
             recipe: terms.recipe,
             ledger,
             policies: PolicyStore::open(directory)?,
@@ -163,6 +166,11 @@ impl Archive {
     /// The run's recipe; of what it froze only the digests are known.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
+    }
+
+    /// What the run's checkpoint makes of images, where its episodes show some.
+    pub fn images(&self) -> Option<&PromptImages> {
+        self.images.as_ref()
     }
 
     /// Accepted episodes, by id.

@@ -8,6 +8,7 @@ use std::{
 use policy::{
     device::DeviceChoice,
     model::{Adapter, Checkpoint, LoadDtype},
+    vision::PromptImages,
 };
 use protocol::{ComputeDtype, Episode, EpisodeId, PolicyDigest};
 
@@ -98,7 +99,7 @@ pub fn check_sampling(
                 report.note(Name, format!("episode {id}: {problem}"));
                 continue;
             };
-            match judge(&decoder, &adapter, &archived, &bounds) {
+            match judge(&decoder, &adapter, archive.images(), &archived, &bounds) {
                 Ok(evidence) => {
                     looked_at += 1;
                     if let Some(written) = written.get(&id) {
@@ -216,12 +217,13 @@ enum Judgement {
 fn judge(
     decoder: &policy::model::Decoder,
     adapter: &Adapter,
+    images: Option<&PromptImages>,
     archived: &ArchivedEpisode,
     bounds: &SamplingBounds,
 ) -> Result<SamplingEvidence, Judgement> {
     let impossible = |error: String| Judgement::Impossible(error);
     let episode = Episode::decode(&archived.body).map_err(|error| impossible(error.to_string()))?;
-    let found = examine(decoder, Some(adapter), archived.lease.sampling, &[&episode])
+    let found = examine(decoder, Some(adapter), images, archived.lease.sampling, &[&episode])
         .map_err(|error| impossible(error.to_string()))?;
     let evidence = SamplingEvidence::of(found.iter().flatten());
     bounds.check(&evidence).map_err(Judgement::Refused)?;

@@ -14,7 +14,7 @@ use super::{CheckName, Report, VerifyError, entries};
 use crate::{
     audit::Auditor,
     files::{Manifest, Progressed, Status, TOKENIZER, dependency_versions, tokenizer_files},
-    plan::{PARSER, audit_terms, chat_format, environment_record, reward_protocol},
+    plan::{PARSER, audit_terms, chat_format, environment_record, prompt_images, reward_protocol},
     recipe::{Frozen, Recipe, TaskRow, json, read_tasks, run_id},
 };
 
@@ -238,7 +238,15 @@ fn auditor(
     report.equal(Name, "policy_format", "policy_format.parser", &wanted.parser, &PARSER);
     let (place, in_template) = ("policy_format.tools_in_template", format.tools_in_template());
     report.equal(Name, "policy_format", place, &wanted.tools_in_template, &in_template);
-    let terms = audit_terms(manifest.run, recipe, format, manifest.model.vocabulary);
+    let images = recipe.environment.describe().ok().map(|it| prompt_images(recipe, &it, &format));
+    let images = match images.transpose() {
+        Ok(images) => images.flatten(),
+        Err(error) => {
+            report.fail(Name, "tokenizer_unusable", TOKENIZER, error);
+            return None;
+        }
+    };
+    let terms = audit_terms(manifest.run, recipe, format, images, manifest.model.vocabulary);
     match Auditor::new(terms) {
         Ok(auditor) => Some(Arc::new(auditor)),
         Err(fault) => {

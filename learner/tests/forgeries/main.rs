@@ -1,5 +1,6 @@
 //! Every way to alter an episode is refused at a rung and with a name of its own.
 
+mod images;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
@@ -10,10 +11,10 @@ use learner::{
     reward::RewardProtocol,
 };
 use policy::episode_script::EpisodeLimits;
-use protocol::{CallKind, Episode, EpisodeId, Lease, LeaseId, OnMalformed};
+use protocol::{CallKind, Episode, EpisodeId, Image, Lease, LeaseId, OnMalformed};
 use serde_json::{Value, json};
 use support::{Say, World, call, rechain, text};
-use table::{Base, FORGERIES, other, rebuild};
+use table::{Base, FORGERIES, Forge, other, rebuild};
 
 fn world() -> World {
     World::new(json!({"name": "guess"}))
@@ -41,29 +42,96 @@ fn won(world: &World) -> (Lease, Episode) {
     unreachable!("bisection wins most games")
 }
 
+fn frames() -> World {
+    World::new(json!({"name": "frames"}))
+}
+
+/// A frame, and an answer whose first digit is right and whose second is wrong.
+fn half_right(world: &World) -> (Lease, Episode) {
+    let lease = world.lease(7, 2, 5);
+    let solution = world.environment.solution(&lease.task, lease.seed).expect("fits");
+    let answer = solution.expect("known").answer;
+    let wrong = if answer.ends_with('0') { '1' } else { '0' };
+    let episode = world.play(&lease, &[text(&format!("{}{wrong}", &answer[..1]))]);
+    let audited = world.accept(&episode, &lease);
+    assert_eq!((audited.score.reward, audited.score.milestones["digit_1"]), (0.5, true));
+    (lease, episode)
+}
+
+/// What is wrong with a forgery's refusal, if anything is.
+fn misjudged(
+    world: &World,
+    (lease, mut episode): (Lease, Episode),
+    (name, forge, code): (&str, Forge, &str),
+) -> Option<String> {
+    forge(world, &lease, &mut episode);
+    match world.audit(&episode, &lease) {
+        Ok(_) => Some(format!("{name}: accepted")),
+        Err(rejected) if rejected.reason.code() != code => {
+            let (reason, found) = (&rejected.reason, rejected.reason.code());
+            Some(format!("{name}: {found}, not {code} ({reason})"))
+        }
+        Err(rejected) => {
+            let line = rejected.reason.to_string();
+            assert!(!line.contains('\n') && rejected.episode.is_some(), "{line}");
+            None
+        }
+    }
+}
+
 #[test]
 fn every_forgery_is_refused_with_its_own_name() {
     let world = world();
-    let mut wrong = Vec::new();
-    for (name, base, forge, code) in FORGERIES {
-        let (lease, mut episode) = match base {
+    let wrong = FORGERIES.iter().filter_map(|(name, base, forge, code)| {
+        let base = match base {
             Base::Lost => lost(&world),
             Base::Won => won(&world),
         };
-        forge(&world, &lease, &mut episode);
-        match world.audit(&episode, &lease) {
-            Ok(_) => wrong.push(format!("{name}: accepted")),
-            Err(rejected) if rejected.reason.code() != *code => {
-                let (reason, found) = (&rejected.reason, rejected.reason.code());
-                wrong.push(format!("{name}: {found}, not {code} ({reason})"));
-            }
-            Err(rejected) => {
-                let line = rejected.reason.to_string();
-                assert!(!line.contains('\n') && rejected.episode.is_some(), "{line}");
-            }
+        misjudged(&world, base, (name, *forge, code))
+    });
+    let wrong: Vec<String> = wrong.collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_forgery_of_images_and_answers_is_refused_with_its_own_name() {
+    let world = frames();
+    let wrong = images::FORGERIES
+        .iter()
+        .filter_map(|(name, forge, code)| {
+            misjudged(&world, half_right(&world), (name, *forge, code))
+        })
+        .collect::<Vec<String>>();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_image_in_a_game_that_shows_none_is_refused() {
+    let world = world();
+    let (lease, mut episode) = lost(&world);
+    let image = Image::new(32, 32, vec![7; 3072]).expect("an image");
+    (episode.reset_images, episode.images) = (vec![image.digest()], vec![image]);
+    rechain(&mut episode);
+    assert_eq!(code(world.audit(&episode, &lease)), (RungName::Tokens, "unrenderable"));
+}
+
+#[test]
+fn bytes_that_claim_a_larger_image_than_they_hold_are_refused() {
+    let world = frames();
+    let (lease, episode) = half_right(&world);
+    let body = episode.encode().expect("encodes");
+    // One width and one height of 64, and the count of the columns of pixels after them.
+    let sides = [[64_u8, 0, 0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 64, 0, 0, 0]].concat();
+    let at = body.windows(sides.len()).rposition(|window| window == sides).expect("sides");
+    for side in [0_u32, 65, 4096, 4097, u32::MAX] {
+        for place in [at, at + 12] {
+            let mut bomb = body.clone();
+            bomb[place..place + 4].copy_from_slice(&side.to_le_bytes());
+            let open = Standing::Open(Box::new(lease.clone()));
+            let verdict = world.audit_bytes(EpisodeId::of_body(&bomb), &bomb, &open, 0);
+            assert_eq!(code(verdict), (RungName::Frame, "bad_frame"), "{side}");
         }
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 fn code(result: Result<learner::audit::Audited, Box<Rejected>>) -> (RungName, &'static str) {
@@ -202,6 +270,10 @@ fn altered(path: &str, value: &Value) -> Value {
         Value::String(text) if path == "/end" => {
             json!(if text == "done" { "turns" } else { "done" })
         }
+        Value::String(text) if path.ends_with("/pixels") => {
+            let first = if text.starts_with('A') { "B" } else { "A" };
+            json!(format!("{first}{}", &text[1..]))
+        }
         Value::String(text) if text.len() == 64 => {
             let first = if text.starts_with('0') { "1" } else { "0" };
             json!(format!("{first}{}", &text[1..]))
@@ -213,8 +285,9 @@ fn altered(path: &str, value: &Value) -> Value {
 
 #[test]
 fn altering_any_one_value_of_an_episode_is_refused() {
-    let world = world();
-    for (lease, episode) in [lost(&world), won(&world)] {
+    let (guess, frames) = (world(), frames());
+    let played = [lost(&guess), won(&guess), half_right(&frames)];
+    for ((lease, episode), world) in played.into_iter().zip([&guess, &guess, &frames]) {
         let json = serde_json::to_value(&episode).expect("JSON");
         let mut paths = Vec::new();
         leaves(&json, String::new(), &mut paths);
@@ -227,7 +300,12 @@ fn altering_any_one_value_of_an_episode_is_refused() {
             let mut forged = json.clone();
             let value = forged.pointer_mut(path).expect("a leaf");
             *value = altered(path, value);
-            let forged: Episode = serde_json::from_value(forged).expect("an episode");
+            let forged: Episode = match serde_json::from_value(forged) {
+                Ok(forged) => forged,
+                // A size that its pixels do not have is no image.
+                Err(_) if path.ends_with("/width") || path.ends_with("/height") => continue,
+                Err(error) => panic!("{path}: {error}"),
+            };
             assert_ne!(forged, episode, "{path}");
             // An episode that cannot even be encoded never travels.
             if forged.encode().is_err() {

@@ -1,12 +1,15 @@
 //! The forgeries: what is done to an honest episode, and the name of the refusal.
 
-use protocol::{CallKind, Digest, Episode, EpisodeEnd, FinishReason, Lease, PolicyDigest, RunId};
+use protocol::{
+    CallKind, Digest, Episode, EpisodeEnd, FinishReason, Image, Lease, PolicyDigest, RunId,
+};
 use serde_json::json;
 
 use super::support::{World, call, rechain, restream};
 
 fn prompt(world: &World, lease: &Lease, episode: &Episode) -> Vec<u32> {
-    world.format.prompt(&lease.task.prompt, &episode.reset_text).expect("renders")
+    let shown: Vec<&Image> = episode.images.iter().collect();
+    world.prompt(lease, &episode.reset_text, &shown)
 }
 
 /// The external ids after each turn but the last, from the trace's observations.

@@ -15,10 +15,11 @@ use learner::{
 use policy::{
     chat::{ChatFormat, ChatOptions, Dialect},
     episode_script::{EpisodeLimits, EpisodeScript},
+    vision::{PromptImages, episode_prompt},
 };
 use protocol::{
-    Digest, Episode, EpisodeId, FinishReason, Lease, LeaseId, NoiseKey, OnMalformed, PolicyDigest,
-    RunId, Sampling, Span, Split, StreamHasher, Task, TraceChain,
+    Digest, Episode, EpisodeId, FinishReason, Image, Lease, LeaseId, NoiseKey, OnMalformed,
+    PolicyDigest, RunId, Sampling, Span, Split, StreamHasher, Task, TraceChain,
 };
 use serde_json::{Value, json};
 
@@ -36,6 +37,15 @@ const CONTROL: [&str; 7] = [
 /// Ids of the model that there is none of.
 pub(crate) const VOCABULARY: u32 = 263;
 
+/// More of them, where there are images.
+const IMAGE_CONTROL: [&str; 3] = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"];
+
+/// Ids of a model that is shown images.
+pub(crate) const IMAGE_VOCABULARY: u32 = 266;
+
+/// The id that stands for an image.
+pub(crate) const IMAGE_PAD: u32 = 265;
+
 const TEMPLATE: &str = r"{%- if tools %}{{- '<|im_start|>system\nTools:' }}
 {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}
 {%- for message in messages %}
@@ -44,7 +54,12 @@ const TEMPLATE: &str = r"{%- if tools %}{{- '<|im_start|>system\nTools:' }}
 {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
 {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
 {%- else %}
-{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- if message.content is string %}{{- message.content }}
+{%- else %}{%- for part in message.content %}
+{%- if part.type == 'image' %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{- part.text }}{%- endif %}{%- endfor %}{%- endif %}
+{{- '<|im_end|>\n' }}
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}";
@@ -68,13 +83,30 @@ fn byte_characters() -> Vec<char> {
 }
 
 pub(crate) fn write_tokenizer(dir: &Path) {
+    write_files(dir, &CONTROL);
+}
+
+/// The same for a checkpoint that is shown images: a block of 32 x 32 pixels takes an id.
+pub(crate) fn write_image_tokenizer(dir: &Path) {
+    write_files(dir, &[&CONTROL[..], &IMAGE_CONTROL].concat());
+    let processor = json!({
+        "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 16,
+        "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5], "size": {"shortest_edge": 1024, "longest_edge": 1_048_576},
+    });
+    fs::write(dir.join("preprocessor_config.json"), processor.to_string()).expect("written");
+    let config = json!({"image_token_id": IMAGE_PAD});
+    fs::write(dir.join("config.json"), config.to_string()).expect("written");
+}
+
+fn write_files(dir: &Path, control: &[&str]) {
     let vocabulary: serde_json::Map<String, Value> = byte_characters()
         .into_iter()
         .enumerate()
         .map(|(id, c)| (c.to_string(), json!(id)))
         .collect();
     let added: Vec<Value> = (256..)
-        .zip(CONTROL)
+        .zip(control)
         .map(|(id, content)| {
             json!({"id": id, "content": content, "single_word": false, "lstrip": false,
                    "rstrip": false, "normalized": false, "special": content.starts_with("<|")})
@@ -136,13 +168,24 @@ impl World {
     pub(crate) fn with(environment: Value, limits: EpisodeLimits, reward: RewardProtocol) -> Self {
         let environment = EnvironmentSpec::parse(&environment).expect("an environment");
         let dir = tempfile::tempdir().expect("a directory");
-        write_tokenizer(dir.path());
+        let shows_images = environment.describe().expect("opens").images;
+        let vocabulary = if shows_images {
+            write_image_tokenizer(dir.path());
+            IMAGE_VOCABULARY
+        } else {
+            write_tokenizer(dir.path());
+            VOCABULARY
+        };
         let tools = environment.tools().expect("opens").iter().map(ToolSpec::to_json).collect();
         let options = ChatOptions { tools, ..ChatOptions::default() };
+        let format = Arc::new(ChatFormat::load(dir.path(), options).expect("a format"));
+        let images =
+            shows_images.then(|| PromptImages::load(dir.path(), &format).expect("a processor"));
         Self::of(AuditTerms {
             run: RunId(Digest::of(b"run")),
-            format: Arc::new(ChatFormat::load(dir.path(), options).expect("a format")),
-            vocabulary: VOCABULARY,
+            format,
+            images,
+            vocabulary,
             environment,
             limits,
             reward: reward.into(),
@@ -206,13 +249,20 @@ impl World {
         (ids, FinishReason::Stop)
     }
 
+    /// The ids of an episode's start.
+    pub(crate) fn prompt(&self, lease: &Lease, reset_text: &str, shown: &[&Image]) -> Vec<u32> {
+        let images = self.auditor.terms().images.as_ref();
+        episode_prompt(&self.format, images, &lease.task.prompt, reset_text, shown)
+            .expect("renders")
+    }
+
     /// Plays the prepared turns until the episode ends; all of them must be used.
     pub(crate) fn play(&self, lease: &Lease, turns: &[Say]) -> Episode {
         let opened = self.environment.open().expect("opens");
         let mut recorder =
             Recorder::reset(opened, lease, self.environment.limits()).expect("resets");
-        let mut tokens =
-            self.format.prompt(&lease.task.prompt, recorder.reset_text()).expect("renders");
+        let shown: Vec<&Image> = recorder.images().iter().collect();
+        let mut tokens = self.prompt(lease, recorder.reset_text(), &shown);
         let mut loss_mask = vec![0; tokens.len()];
         let mut spans = Vec::new();
         let mut script = EpisodeScript::new(self.limits);

@@ -8,12 +8,21 @@ use sha2::{Digest as _, Sha256};
 
 use super::{config::read_object, error::ModelError};
 
+/// Files that decide what the model computes, beside the weights themselves.
+const WEIGHTS: [&[u8]; 4] = [
+    b"config.json",
+    b"model.safetensors.index.json",
+    b"processor_config.json",
+    b"preprocessor_config.json",
+];
+
 /// What identifies a checkpoint, as a whole and by its parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointDigests {
     /// SHA-256 of what `LC_ALL=C sha256sum *` prints in the directory.
     pub all: Digest,
-    /// The same over `config.json`, `*.safetensors` and `model.safetensors.index.json`.
+    /// The same over `config.json`, `*.safetensors`, `model.safetensors.index.json`, and what decides
+    /// how images become numbers: `processor_config.json` and `preprocessor_config.json`.
     pub weights: Digest,
     /// SHA-256 of `tokenizer.json`; of nothing where there is none.
     pub tokenizer: Digest,
@@ -45,8 +54,7 @@ pub fn checkpoint_digests(dir: &Path) -> Result<CheckpointDigests, ModelError> {
         line.extend_from_slice(bytes);
         line.push(b'\n');
         all.update(&line);
-        let index: &[u8] = b"model.safetensors.index.json";
-        if bytes == b"config.json" || bytes == index || bytes.ends_with(b".safetensors") {
+        if WEIGHTS.contains(&bytes) || bytes.ends_with(b".safetensors") {
             weights.update(&line);
         }
         if bytes == b"tokenizer.json" {

@@ -3,6 +3,7 @@
 
 mod error;
 mod processor;
+mod prompt;
 mod resize;
 mod rgb;
 
@@ -11,6 +12,7 @@ mod tests;
 
 pub use error::VisionError;
 pub use processor::ImageProcessor;
+pub use prompt::{NoImages, PromptError, PromptImages, episode_prompt};
 pub use rgb::Rgb;
 
 use std::sync::Arc;
@@ -121,21 +123,34 @@ pub fn expand(
     image_pad: u32,
     images: &[Arc<Patches>],
 ) -> Result<(Vec<u32>, Vec<PlacedImage>), VisionError> {
+    let counts: Vec<usize> = images.iter().map(|patches| patches.tokens()).collect();
+    let (expanded, places) = expand_by(ids, image_pad, &counts)?;
+    let placed = places.into_iter().zip(images);
+    let placed = placed.map(|(at, patches)| PlacedImage { at, patches: Arc::clone(patches) });
+    Ok((expanded, placed.collect()))
+}
+
+/// [`expand`] by the ids that each image takes: the ids, and where each image's begin.
+pub(crate) fn expand_by(
+    ids: &[u32],
+    image_pad: u32,
+    counts: &[usize],
+) -> Result<(Vec<u32>, Vec<usize>), VisionError> {
     let pads = ids.iter().filter(|id| **id == image_pad).count();
-    if pads != images.len() {
-        return Err(VisionError::Count { pads, images: images.len() });
+    if pads != counts.len() {
+        return Err(VisionError::Count { pads, images: counts.len() });
     }
-    let (mut expanded, mut placed) = (Vec::with_capacity(ids.len()), Vec::new());
-    let mut images = images.iter();
+    let (mut expanded, mut places) = (Vec::with_capacity(ids.len()), Vec::new());
+    let mut counts = counts.iter();
     for &id in ids {
-        match images.as_slice().first().filter(|_| id == image_pad) {
+        match counts.as_slice().first().filter(|_| id == image_pad) {
             None => expanded.push(id),
-            Some(patches) => {
-                images.next();
-                placed.push(PlacedImage { at: expanded.len(), patches: Arc::clone(patches) });
-                expanded.resize(expanded.len() + patches.tokens(), image_pad);
+            Some(&count) => {
+                counts.next();
+                places.push(expanded.len());
+                expanded.resize(expanded.len() + count, image_pad);
             }
         }
     }
-    Ok((expanded, placed))
+    Ok((expanded, places))
 }

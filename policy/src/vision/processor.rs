@@ -176,6 +176,16 @@ impl ImageProcessor {
         Ok((wide as u32, high as u32))
     }
 
+    /// Image-pad ids that an image of these sides takes.
+    ///
+    /// # Errors
+    /// As [`ImageProcessor::size`].
+    pub fn tokens(&self, width: u32, height: u32) -> Result<usize, VisionError> {
+        let (width, height) = self.size(width, height)?;
+        let factor = self.patch * self.merge;
+        Ok((width as usize / factor) * (height as usize / factor))
+    }
+
     /// The image's patches.
     ///
     /// # Errors

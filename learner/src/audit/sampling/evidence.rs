@@ -4,6 +4,7 @@ use policy::{
     model::{Adapter, Decoder, ModelError},
     sampling::TokenEvidence,
     score::{ScoreConfig, log_probs},
+    vision::PromptImages,
 };
 use protocol::{Episode, Sampling};
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,7 @@ fn gap(claimed: f32, own: f32) -> f64 {
 pub fn examine(
     decoder: &Decoder,
     adapter: Option<&Adapter>,
+    images: Option<&PromptImages>,
     sampling: Sampling,
     episodes: &[&Episode],
 ) -> Result<Vec<Vec<Deviation>>, ModelError> {
@@ -112,7 +114,7 @@ pub fn examine(
         examine: Some(sampling),
         ..ScoreConfig::default()
     };
-    let scores = log_probs(decoder, adapter, &group_batch(episodes), &config)?;
+    let scores = log_probs(decoder, adapter, &group_batch(episodes, images)?, &config)?;
     let evidence = scores.evidence.unwrap_or_default();
     Ok(episodes.iter().zip(&evidence).map(|(it, tokens)| deviations(it, tokens)).collect())
 }

@@ -1,0 +1,126 @@
+//! The images of an episode's start: how many ids each takes, and where they lie, for the actor that
+//! plays it and for the learner that audits and scores it.
+
+use std::{path::Path, sync::Arc};
+
+use protocol::Image;
+
+use super::{ImageProcessor, Patches, PlacedImage, Rgb, VisionError, expand_by};
+use crate::chat::{ChatError, ChatFormat};
+
+/// What a checkpoint makes of the images of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptImages {
+    processor: ImageProcessor,
+    image_pad: u32,
+}
+
+/// Why a checkpoint cannot be shown images.
+#[derive(Debug, thiserror::Error)]
+pub enum NoImages {
+    /// Its files name no id that stands for an image.
+    #[error("neither its config.json (image_token_id) nor its tokenizer names an id for images")]
+    NoPad,
+    /// No image processor, or one that is not read here.
+    #[error(transparent)]
+    Processor(#[from] VisionError),
+}
+
+impl PromptImages {
+    /// Reads the image processor of the checkpoint in `dir`, whose conversations `format` writes.
+    ///
+    /// # Errors
+    /// The checkpoint knows no images, or its processor cannot be read.
+    pub fn load(dir: &Path, format: &ChatFormat) -> Result<Self, NoImages> {
+        let image_pad = format.image_pad().ok_or(NoImages::NoPad)?;
+        Ok(Self { processor: ImageProcessor::load(dir)?, image_pad })
+    }
+
+    /// The processor.
+    pub fn processor(&self) -> &ImageProcessor {
+        &self.processor
+    }
+
+    /// Repeats the one image-pad id that the template wrote for each image as often as the image
+    /// takes. Needs no pixels: an image's size decides.
+    ///
+    /// # Errors
+    /// Another number of pad ids than of images; an image whose size does not fit the processor.
+    pub fn expand(&self, ids: &[u32], images: &[&Image]) -> Result<Vec<u32>, VisionError> {
+        let counts = images
+            .iter()
+            .map(|image| self.processor.tokens(image.width(), image.height()))
+            .collect::<Result<Vec<_>, _>>()?;
+        expand_by(ids, self.image_pad, &counts).map(|(ids, _)| ids)
+    }
+
+    /// The images among the ids of a prompt that [`Self::expand`] gave.
+    ///
+    /// # Errors
+    /// The ids hold other images than these; an image whose size does not fit the processor.
+    pub fn place(&self, ids: &[u32], images: &[&Image]) -> Result<Vec<PlacedImage>, VisionError> {
+        let mut placed: Vec<PlacedImage> = Vec::with_capacity(images.len());
+        let mut from = 0;
+        for image in images {
+            let patches = self.patches(image)?;
+            let rest = ids.get(from..).unwrap_or_default();
+            let at = rest.iter().position(|id| *id == self.image_pad).map(|at| from + at);
+            let image = at.map(|at| PlacedImage { at, patches });
+            let pads = |it: &PlacedImage| {
+                ids.get(it.at..it.end())
+                    .is_some_and(|ids| ids.iter().all(|id| *id == self.image_pad))
+            };
+            let image = image.filter(pads).ok_or_else(|| self.other(ids, images.len()))?;
+            from = image.end();
+            placed.push(image);
+        }
+        if ids.get(from..).unwrap_or_default().contains(&self.image_pad) {
+            return Err(self.other(ids, images.len()));
+        }
+        Ok(placed)
+    }
+
+    fn other(&self, ids: &[u32], images: usize) -> VisionError {
+        VisionError::Count { pads: ids.iter().filter(|id| **id == self.image_pad).count(), images }
+    }
+
+    fn patches(&self, image: &Image) -> Result<Arc<Patches>, VisionError> {
+        let (width, height) = (image.width(), image.height());
+        let rgb = Rgb { width, height, pixels: image.pixels().to_vec() };
+        self.processor.patches(&rgb).map(Arc::new)
+    }
+}
+
+/// Why an episode's start cannot become ids.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The conversation cannot be rendered.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    /// An image does not fit.
+    #[error(transparent)]
+    Vision(#[from] VisionError),
+    /// Images for a checkpoint that cannot be shown any.
+    #[error("it shows images, and this checkpoint is shown none")]
+    NoImages,
+}
+
+/// The ids of an episode's start: [`ChatFormat::prompt`], or where the reset shows images,
+/// [`ChatFormat::prompt_with_images`] with every image's ids.
+///
+/// # Errors
+/// The template cannot render it, an image does not fit the processor, or there is none.
+pub fn episode_prompt(
+    format: &ChatFormat,
+    reader: Option<&PromptImages>,
+    task_prompt: &str,
+    reset_text: &str,
+    shown: &[&Image],
+) -> Result<Vec<u32>, PromptError> {
+    if shown.is_empty() {
+        return Ok(format.prompt(task_prompt, reset_text)?);
+    }
+    let reader = reader.ok_or(PromptError::NoImages)?;
+    let rendered = format.prompt_with_images(task_prompt, reset_text, shown.len())?;
+    Ok(reader.expand(&rendered, shown)?)
+}
