@@ -62,6 +62,9 @@ enum Command {
         /// A dataset row's `task` object, as JSON.
         #[arg(long, default_value = "{}")]
         task: String,
+        /// A folder to write the images to that an episode shows, as PNG files.
+        #[arg(long)]
+        images: Option<PathBuf>,
     },
 }
 
@@ -105,7 +108,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Join(arguments) => join(&arguments),
         Command::Sample(arguments) => sample::run(&arguments),
-        Command::Check { environment, task } => check::run(&environment, &task),
+        Command::Check { environment, task, images } => {
+            check::run(&environment, &task, images.as_deref())
+        }
     }
 }
 

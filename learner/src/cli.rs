@@ -152,7 +152,7 @@ enum Command {
         #[arg(long, default_value = "{}")]
         chat_template_kwargs: String,
     },
-    /// Write task rows of a built-in environment, or an expert's conversations for `learner sft`; prints
+    /// Write task rows of a built-in environment, or an expert's rows for `learner sft`; prints
     /// the file's path and SHA-256 as recipes freeze it.
     Dataset {
         /// A built-in environment's name, its section as JSON, or a recipe that holds one.
@@ -166,7 +166,8 @@ enum Command {
         /// Decides the rows; other seeds give other rows with other ids.
         #[arg(long, default_value_t = 0)]
         seed: u64,
-        /// An expert's conversations instead of tasks.
+        /// What an expert does instead of tasks: conversations, or images (PNG files in a folder beside the
+        /// file) with their codes.
         #[arg(long)]
         expert: bool,
         /// The file to write, which must not exist.
