@@ -11,7 +11,8 @@ use protocol::{Episode, NoiseKey};
 /// lease. The rollouts have one prompt and its images: audited ones of a group.
 ///
 /// # Errors
-/// Images that are not those of the prompt, or for a checkpoint that is shown none.
+/// Rollouts with another start than the first's; images that are not those of the prompt, or for a
+/// checkpoint that is shown none.
 pub(crate) fn group_batch(
     episodes: &[&Episode],
     reader: Option<&PromptImages>,
@@ -20,7 +21,16 @@ pub(crate) fn group_batch(
         episode.spans.first().map_or(0, |span| span.offset as usize).min(episode.tokens.len())
     };
     let prefix = episodes.first().map_or_else(Vec::new, |e| e.tokens[..prompt(e)].to_vec());
-    let images = match episodes.first() {
+    let first = episodes.first();
+    let alike = |episode: &&Episode| {
+        first.is_some_and(|it| it.reset_images == episode.reset_images)
+            && episode.tokens.starts_with(&prefix)
+            && prompt(episode) == prefix.len()
+    };
+    if !episodes.iter().all(alike) {
+        return Err(ModelError::Input("the rollouts of a group start differently".into()));
+    }
+    let images = match first {
         Some(first) => images(first, &prefix, reader)?,
         None => Vec::new(),
     };

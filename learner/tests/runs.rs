@@ -89,6 +89,11 @@ fn mistakes_are_one_line_with_place_and_remedy() {
     bench.recipe["training"]["max_completion_length"] = json!(400);
     bench.recipe["reward"] = json!({"protocol": "trusted-milestones-v1"});
     bench.refused("needs the milestone lookup_success");
+    bench.recipe["reward"] = Value::Null;
+    bench.recipe["environment"] = json!({"name": "frames"});
+    bench.refused(
+        "environment: frames shows images, and the model takes none: neither its config.json",
+    );
 }
 
 #[test]

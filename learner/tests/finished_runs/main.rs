@@ -2,6 +2,9 @@
 
 #[path = "../support/bench.rs"]
 mod bench;
+#[path = "../support/image_model.rs"]
+mod image_model;
+mod images;
 mod player;
 #[path = "../support/mod.rs"]
 mod support;

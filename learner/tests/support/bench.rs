@@ -48,6 +48,17 @@ impl Bench {
         bench
     }
 
+    /// The same with pictures to look at, and a model that `write` makes in a directory.
+    pub(crate) fn frames(write: impl FnOnce(&Path)) -> Self {
+        let mut bench = Self::new();
+        fs::remove_dir_all(bench.path("model")).expect("removed");
+        fs::create_dir(bench.path("model")).expect("created");
+        write(&bench.path("model"));
+        bench.freeze_model();
+        bench.recipe["environment"] = json!({"name": "frames"});
+        bench
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

@@ -124,3 +124,61 @@ pub fn episode_prompt(
     let rendered = format.prompt_with_images(task_prompt, reset_text, shown.len())?;
     Ok(reader.expand(&rendered, shown)?)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const PAD: u32 = 9;
+
+    /// Every block of 32 x 32 pixels takes an id, and nothing is resized.
+    fn reader() -> PromptImages {
+        let dir = tempfile::tempdir().unwrap();
+        let config = r#"{"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
+                         "size": {"shortest_edge": 1024, "longest_edge": 65536}}"#;
+        std::fs::write(dir.path().join("preprocessor_config.json"), config).unwrap();
+        PromptImages { processor: ImageProcessor::load(dir.path()).unwrap(), image_pad: PAD }
+    }
+
+    fn image(width: u32, height: u32) -> Image {
+        Image::new(width, height, vec![100; (3 * width * height) as usize]).unwrap()
+    }
+
+    #[test]
+    fn an_image_takes_the_ids_that_its_size_says_and_lies_where_they_are() {
+        let (small, wide) = (image(32, 32), image(64, 96));
+        let shown = [&wide, &small, &small];
+        let ids = reader().expand(&[1, PAD, 2, PAD, PAD, 3], &shown).unwrap();
+        assert_eq!(ids, [&[1][..], &[PAD; 6], &[2], &[PAD; 2], &[3]].concat());
+        let placed = reader().place(&ids, &shown).unwrap();
+        assert_eq!(placed.iter().map(|it| it.at).collect::<Vec<_>>(), [1, 8, 9]);
+        for (placed, image) in placed.iter().zip(shown) {
+            let size = (image.width(), image.height());
+            assert_eq!(reader().processor.tokens(size.0, size.1).unwrap(), placed.patches.tokens());
+        }
+    }
+
+    #[test]
+    fn ids_that_are_of_other_images_are_refused() {
+        let (small, wide) = (image(32, 32), image(64, 32));
+        let place = |ids: &[u32], shown: &[&Image]| reader().place(ids, shown).is_ok();
+        assert!(place(&[1, PAD, PAD, 2], &[&wide]));
+        assert!(place(&[1, PAD, PAD, 2], &[&small, &small]));
+        for (ids, shown) in [
+            (&[1, PAD, 2][..], &[&wide][..]),
+            (&[1, PAD, PAD, PAD], &[&wide]),
+            (&[1, PAD, 2, PAD], &[&wide]),
+            (&[1, PAD], &[]),
+            (&[1, 2], &[&small]),
+            (&[1, PAD], &[&small, &small]),
+        ] {
+            assert!(!place(ids, shown), "{ids:?}");
+        }
+        assert!(reader().expand(&[1, PAD], &[]).is_err());
+        assert!(reader().expand(&[1], &[&small]).is_err());
+        // One side is more than 200 times the other.
+        let error = reader().expand(&[PAD], &[&image(4096, 16)]).unwrap_err().to_string();
+        assert!(error.contains("4096 x 16"), "{error}");
+    }
+}
