@@ -38,11 +38,9 @@ pub(crate) fn group_batch(
         ids: episode.tokens[prompt(episode)..].to_vec(),
         scored: episode.loss_mask[prompt(episode)..].iter().map(|mask| *mask == 1).collect(),
         noise: Some(NoiseKey::derive(&episode.run, episode.lease)),
+        images: Vec::new(),
     });
-    if !images.is_empty() {
-        return Err(ModelError::Input("images are not scored yet".into()));
-    }
-    Ok(ScoreBatch { rows: rows.collect(), prefix })
+    Ok(ScoreBatch { rows: rows.collect(), prefix, images })
 }
 
 /// The images of an episode's prompt, where they lie in it.

@@ -131,7 +131,7 @@ fn row(
         );
     }
     let scored = (0..ids.len()).map(|position| position >= from).collect();
-    Ok(ScoreRow { ids, scored, noise: None })
+    Ok(ScoreRow { ids, scored, ..ScoreRow::default() })
 }
 
 fn score(
@@ -140,7 +140,7 @@ fn score(
     row: &ScoreRow,
     config: &ScoreConfig,
 ) -> Result<Vec<f32>, String> {
-    let batch = ScoreBatch { prefix: Vec::new(), rows: vec![row.clone()] };
+    let batch = ScoreBatch { rows: vec![row.clone()], ..ScoreBatch::default() };
     let scores = log_probs(decoder, adapter, &batch, config).map_err(|e| e.to_string())?;
     scores.log_probs.into_iter().next().ok_or_else(|| "no scores".into())
 }

@@ -65,8 +65,13 @@ fn score_times(vocab: usize, prompt: usize, rows: usize, len: usize) {
     let decoder = decoder(256, 4, vocab);
     let mut adapter = adapter(&decoder);
     let scored: Vec<bool> = (0..len).map(|i| i > 0 || prompt > 0).collect();
-    let row = |r| ScoreRow { ids: ids(len, r, vocab), scored: scored.clone(), noise: None };
-    let batch = ScoreBatch { prefix: ids(prompt, 99, vocab), rows: (1..=rows).map(row).collect() };
+    let row =
+        |r| ScoreRow { ids: ids(len, r, vocab), scored: scored.clone(), ..ScoreRow::default() };
+    let batch = ScoreBatch {
+        prefix: ids(prompt, 99, vocab),
+        rows: (1..=rows).map(row).collect(),
+        ..ScoreBatch::default()
+    };
     let mut optimizer = Optimizer::new(AdamWSettings::default());
     for checkpointing in [false, true] {
         let config = ScoreConfig { checkpointing, ..Default::default() };
@@ -112,7 +117,7 @@ fn decode_times(hidden: usize, layers: usize, vocab: usize) {
             let prompt = ids(128, 3, vocab);
             let start = Instant::now();
             let first = cache.open();
-            let feed = Feed { sequence: first, ids: &prompt, logits: true };
+            let feed = Feed { sequence: first, ids: &prompt, logits: true, images: &[] };
             decoder.advance(adapter, &mut cache, &[feed]).expect("prefill");
             let prefill = start.elapsed();
             let sequences: Vec<_> = (0..batch).map(|_| cache.fork(first).expect("fork")).collect();
@@ -122,7 +127,7 @@ fn decode_times(hidden: usize, layers: usize, vocab: usize) {
                 let next: Vec<[u32; 1]> =
                     (0..batch).map(|b| [((step * 31 + b * 17) % vocab) as u32]).collect();
                 let feeds: Vec<Feed<'_>> = (sequences.iter().zip(&next))
-                    .map(|(&sequence, ids)| Feed { sequence, ids, logits: true })
+                    .map(|(&sequence, ids)| Feed { sequence, ids, logits: true, images: &[] })
                     .collect();
                 decoder.advance(adapter, &mut cache, &feeds).expect("a step");
             }

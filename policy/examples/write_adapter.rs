@@ -40,7 +40,7 @@ fn main() {
     adapter.save_peft(Path::new(out), model).unwrap();
     let vocab = decoder.config().vocab as u32;
     let ids: Vec<u32> = (0..24).map(|i| (i * 7 + 3) % vocab).collect();
-    let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false };
+    let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false, images: &[] };
     let logits = decoder.forward(Some(&adapter), input).unwrap().logits;
     let logits: Vec<f32> = logits.into_data().try_into_vec().unwrap();
     let logits: Vec<u8> = logits.iter().flat_map(|v| v.to_le_bytes()).collect();

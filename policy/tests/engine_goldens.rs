@@ -60,7 +60,13 @@ fn greedy_ids_are_those_of_transformers() {
                 assert_eq!(fed as usize, expected.len() - 1);
                 let same = |i: &usize| stream[*i] == expected[*i];
                 let Some(at) = (from..expected.len()).find(|i| !same(i)) else { break };
-                let input = FullInput { ids: &expected[..at], batch: 1, mask: None, hidden: false };
+                let input = FullInput {
+                    ids: &expected[..at],
+                    batch: 1,
+                    mask: None,
+                    hidden: false,
+                    images: &[],
+                };
                 let logits = values(decoder.forward(None, input).unwrap().logits);
                 let last = &logits[logits.len() - decoder.config().vocab..];
                 let (ours, theirs) = (last[stream[at] as usize], last[expected[at] as usize]);

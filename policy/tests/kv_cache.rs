@@ -33,7 +33,7 @@ fn ids(count: usize, salt: u32) -> Vec<u32> {
 }
 
 fn full(decoder: &Decoder, adapter: Option<&Adapter>, ids: &[u32]) -> Vec<f32> {
-    let input = FullInput { ids, batch: 1, mask: None, hidden: false };
+    let input = FullInput { ids, batch: 1, mask: None, hidden: false, images: &[] };
     let logits = values(decoder.forward(adapter, input).unwrap().logits);
     logits[(ids.len() - 1) * 48..].to_vec()
 }
@@ -46,7 +46,7 @@ fn near(found: &[f32], expected: &[f32]) {
 }
 
 fn feed(sequence: KvId, ids: &[u32]) -> Feed<'_> {
-    Feed { sequence, ids, logits: true }
+    Feed { sequence, ids, logits: true, images: &[] }
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn logits_and_hidden_states_are_those_of_transformers() {
         let Some(decoder) = load(&dir) else { continue };
         let golden = goldens(&dir);
         let ids = golden["input_ids"].ids();
-        let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: true };
+        let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: true, images: &[] };
         let output = decoder.forward(None, input).unwrap();
         let name = dir.display();
         let tolerance = tolerance(&decoder);
@@ -42,7 +42,7 @@ fn left_padding_changes_nothing_for_the_ids_that_count() {
         let Some(ids) = golden.get("batch_input_ids") else { continue };
         let (batch, ids) = (ids.shape[0], ids.ids());
         let mask = golden["batch_mask"].flags();
-        let input = FullInput { ids: &ids, batch, mask: Some(&mask), hidden: false };
+        let input = FullInput { ids: &ids, batch, mask: Some(&mask), hidden: false, images: &[] };
         let logits = values(decoder.forward(None, input).unwrap().logits);
         let vocab = decoder.config().vocab;
         let expected = &golden["batch_logits"].values;
@@ -64,7 +64,7 @@ fn greedy_decoding_with_the_cache_gives_the_reference_ids() {
         let sequence = cache.open();
         let mut fed = 0;
         for (i, &id) in expected.iter().enumerate().skip(prompt) {
-            let feed = Feed { sequence, ids: &expected[fed..i], logits: true };
+            let feed = Feed { sequence, ids: &expected[fed..i], logits: true, images: &[] };
             let logits = decoder.advance(None, &mut cache, &[feed]).unwrap();
             let row = logits.rows().next().unwrap();
             let best = row.iter().copied().fold(f32::MIN, f32::max);
@@ -82,8 +82,8 @@ fn whole(ids: &[u32]) -> ScoreBatch {
     let mut scored = vec![true; ids.len()];
     scored[0] = false;
     ScoreBatch {
-        prefix: Vec::new(),
-        rows: vec![ScoreRow { ids: ids.to_vec(), scored, noise: None }],
+        rows: vec![ScoreRow { ids: ids.to_vec(), scored, ..ScoreRow::default() }],
+        ..ScoreBatch::default()
     }
 }
 
@@ -126,7 +126,7 @@ fn adapters_give_the_logits_and_gradients_of_peft() {
         // Where the adapter's folder names no inputs, they are the checkpoint's.
         let base = goldens(&base_of(&dir));
         let ids = golden.get("input_ids").unwrap_or(&base["input_ids"]).ids();
-        let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false };
+        let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false, images: &[] };
         let logits = values(decoder.forward(Some(&adapter), input).unwrap().logits);
         let name = dir.display();
         for key in ["logits", "merged_logits"] {
@@ -163,9 +163,13 @@ fn half_precision_bases_train_adapters_like_f32_ones() {
         let row = |salt: u32| ScoreRow {
             ids: (0..9).map(|i| (i * 5 + salt) % 48).collect(),
             scored: vec![true; 9],
-            noise: None,
+            ..ScoreRow::default()
         };
-        let batch = ScoreBatch { prefix: vec![3, 1, 4, 1, 5], rows: vec![row(1), row(2)] };
+        let batch = ScoreBatch {
+            prefix: vec![3, 1, 4, 1, 5],
+            rows: vec![row(1), row(2)],
+            images: Vec::new(),
+        };
         let run = |dtype| {
             let decoder = checkpoint.load(&device, dtype).unwrap();
             let mut adapter = Adapter::init(&settings, &decoder, 1).unwrap();

@@ -49,9 +49,9 @@ fn scoring_4_rows_of_1024_ids_over_151669_stays_under_2_gib() {
     let row = |r: u32| ScoreRow {
         ids: (0..1024).map(|i| (i * 7919 + r * 104_729) % vocab as u32).collect(),
         scored: (0..1024).map(|i| i > 0).collect(),
-        noise: None,
+        ..ScoreRow::default()
     };
-    let batch = ScoreBatch { prefix: Vec::new(), rows: (0..4).map(row).collect() };
+    let batch = ScoreBatch { rows: (0..4).map(row).collect(), ..ScoreBatch::default() };
     let config = ScoreConfig::default();
     let tape =
         score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config).unwrap();

@@ -65,7 +65,7 @@ pub fn supervised_row(
             scored.resize(ids.len(), false);
         }
     }
-    Ok(ScoreRow { ids, scored, noise: None })
+    Ok(ScoreRow { ids, scored, ..ScoreRow::default() })
 }
 
 fn question() -> Value {
@@ -129,7 +129,8 @@ pub fn shared_prefix(rows: &[&ScoreRow]) -> usize {
         .iter()
         .map(|row| {
             let unscored = row.scored.iter().position(|scored| *scored).unwrap_or(row.ids.len());
-            unscored.min(row.ids.len().saturating_sub(1))
+            let text = row.images.iter().map(|image| image.at).min().unwrap_or(row.ids.len());
+            unscored.min(text).min(row.ids.len().saturating_sub(1))
         })
         .min()
         .unwrap_or(0);
@@ -145,7 +146,7 @@ mod tests {
         ScoreRow {
             ids: ids.to_vec(),
             scored: (0..ids.len()).map(|i| i >= from).collect(),
-            noise: None,
+            ..ScoreRow::default()
         }
     }
 

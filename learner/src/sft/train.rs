@@ -6,6 +6,7 @@ use policy::{
     score::{
         Gradients, Optimizer, ScoreBatch, ScoreConfig, ScoreRow, Trainable, forward, log_probs,
     },
+    vision::PlacedImage,
 };
 
 /// What is trained, with its optimizer.
@@ -34,9 +35,12 @@ fn batch(rows: &[&ScoreRow]) -> ScoreBatch {
     let rows = rows.iter().map(|row| ScoreRow {
         ids: row.ids[shared..].to_vec(),
         scored: row.scored[shared..].to_vec(),
+        images: (row.images.iter().cloned())
+            .map(|image| PlacedImage { at: image.at - shared, ..image })
+            .collect(),
         noise: None,
     });
-    ScoreBatch { rows: rows.collect(), prefix }
+    ScoreBatch { rows: rows.collect(), prefix, images: Vec::new() }
 }
 
 fn scored(rows: &[&ScoreRow]) -> usize {

@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use protocol::PolicyDigest;
 
 use super::host::HostLogits;
-use crate::model::{Adapter, Decoder, Feed, KvCache, KvId, Logits, ModelError};
+use crate::{
+    model::{Adapter, Decoder, Feed, KvCache, KvId, Logits, ModelError},
+    vision::PlacedImage,
+};
 
 /// A sequence of a backend's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +21,8 @@ pub(super) struct SlotFeed<'a> {
     pub slot: Slot,
     /// At least one id.
     pub ids: &'a [u32],
+    /// Images, by the index in `ids` of their first image-pad id, each whole.
+    pub images: Vec<PlacedImage>,
     /// Whether the logits after the last id are wanted.
     pub logits: bool,
 }
@@ -45,6 +50,13 @@ pub(super) trait Backend: Send {
 
     /// At most how many places `more` ids after the first `len` of a sequence will take.
     fn places(&self, len: usize, more: usize) -> usize;
+
+    /// Checks the images among `ids` and gives them in order.
+    fn check_images(
+        &self,
+        ids: &[u32],
+        images: &[PlacedImage],
+    ) -> Result<Vec<PlacedImage>, ModelError>;
 
     /// Feeds sequences of one policy and gives the logits that were asked for.
     fn advance(
@@ -157,6 +169,14 @@ impl Backend for TensorBackend {
         !self.cache.recurrent()
     }
 
+    fn check_images(
+        &self,
+        ids: &[u32],
+        images: &[PlacedImage],
+    ) -> Result<Vec<PlacedImage>, ModelError> {
+        self.decoder.check_images(ids, images)
+    }
+
     fn advance(
         &mut self,
         policy: &PolicyDigest,
@@ -164,8 +184,8 @@ impl Backend for TensorBackend {
     ) -> Result<Rows, ModelError> {
         let feeds: Vec<Feed<'_>> = feeds
             .iter()
-            .map(|&SlotFeed { slot, ids, logits }| {
-                Ok(Feed { sequence: self.id(slot)?, ids, logits })
+            .map(|&SlotFeed { slot, ids, ref images, logits }| {
+                Ok(Feed { sequence: self.id(slot)?, ids, images, logits })
             })
             .collect::<Result<_, ModelError>>()?;
         let adapter = self.adapters.get(policy).and_then(Option::as_ref);

@@ -17,7 +17,7 @@
 //! are fed again when their turn comes. A call that could not fit alone is refused.
 //!
 //! **Shared prompts.** The first stream with a prompt computes it; streams of the same policy with
-//! the same prompt, or the same beginning, start from its keys and values. Every cached thing belongs
+//! the same prompt (ids and images), or the same beginning, start from its keys and values. Every cached thing belongs
 //! to a policy digest and goes with it.
 //!
 //! **What a result depends on.** Its policy, the ids of its stream, its settings and its noise key;
@@ -51,6 +51,7 @@ use self::{
 use crate::{
     model::{Adapter, Decoder, ModelError},
     sampling::Sampler,
+    vision::PlacedImage,
 };
 
 pub use error::EngineError;
@@ -232,6 +233,7 @@ impl Engine {
             key,
             sampler: Sampler::new(&sampling)?,
             stream: Vec::new(),
+            images: Vec::new(),
             sampled: 0,
             hasher: StreamHasher::default(),
             slot: None,
@@ -253,8 +255,24 @@ impl Engine {
     /// An unknown or generating sequence, ids outside of the vocabulary, a stream longer than the
     /// model's positions. Nothing is added then.
     pub fn append(&mut self, sequence: SequenceId, ids: &[u32]) -> Result<(), EngineError> {
+        self.append_images(sequence, ids, Vec::new())
+    }
+
+    /// [`Engine::append`] of ids with images among them, each by the index in `ids` of its first
+    /// image-pad id. Image-pad ids outside of them, and sampled ones, are ordinary ids.
+    ///
+    /// # Errors
+    /// As [`Engine::append`]; also images for a model without a vision tower, of another processor, or
+    /// whose ids are not image-pad ids of their own.
+    pub fn append_images(
+        &mut self,
+        sequence: SequenceId,
+        ids: &[u32],
+        images: Vec<PlacedImage>,
+    ) -> Result<(), EngineError> {
         let (vocab, max) = (self.vocab, self.max_positions);
-        let stream = &mut self.idle(sequence)?.stream;
+        let images = self.backend.check_images(ids, &images)?;
+        let Sequence { stream, images: placed, .. } = self.idle(sequence)?;
         if let Some(&id) = ids.iter().find(|id| **id as usize >= vocab) {
             return Err(ModelError::TokenId { id, vocab }.into());
         }
@@ -263,6 +281,7 @@ impl Engine {
             return Err(EngineError::Context { sequence, len, more: ids.len(), max });
         }
         stream.extend_from_slice(ids);
+        placed.extend(images.into_iter().map(|it| PlacedImage { at: len + it.at, ..it }));
         Ok(())
     }
 

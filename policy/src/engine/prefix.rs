@@ -3,6 +3,7 @@
 use protocol::PolicyDigest;
 
 use super::backend::Slot;
+use crate::vision::PlacedImage;
 
 /// The most prompts that are kept.
 const MOST: usize = 128;
@@ -10,12 +11,44 @@ const MOST: usize = 128;
 /// The least ids that are worth sharing between prompts that differ further on.
 const LEAST: usize = 16;
 
+/// Ids with the images among them, in order.
+#[derive(Clone, Copy)]
+pub(super) struct Prompt<'a> {
+    pub ids: &'a [u32],
+    pub images: &'a [PlacedImage],
+}
+
+impl Prompt<'_> {
+    /// How many ids both begin with, with the same images, and no part of an image.
+    fn common(self, other: Self) -> usize {
+        let ids = self.ids.iter().zip(other.ids).take_while(|(a, b)| a == b).count();
+        let same = self.images.iter().zip(other.images).take_while(|(a, b)| a == b).count();
+        let next = |it: Self| it.images.get(same).map_or(usize::MAX, |image| image.at);
+        let common = ids.min(next(self)).min(next(other));
+        let cut = self.images.iter().find(|image| image.at < common && common < image.end());
+        cut.map_or(common, |image| image.at)
+    }
+
+    /// Whether it ends within an image.
+    pub(super) fn cuts_an_image(self) -> bool {
+        let len = self.ids.len();
+        self.images.iter().any(|image| image.at < len && len < image.end())
+    }
+}
+
 struct Entry {
     policy: PolicyDigest,
     /// A prompt without its last id, whose logits each rollout needs for itself.
     ids: Vec<u32>,
+    images: Vec<PlacedImage>,
     slot: Slot,
     used: u64,
+}
+
+impl Entry {
+    fn prompt(&self) -> Prompt<'_> {
+        Prompt { ids: &self.ids, images: &self.images }
+    }
 }
 
 /// The kept prompts, each under the policy that computed it.
@@ -32,12 +65,10 @@ impl Prefixes {
 
     /// The kept prompt that shares the longest beginning with `stream` (without its last id): its
     /// index and that length.
-    fn best(&self, policy: &PolicyDigest, stream: &[u32]) -> Option<(usize, usize)> {
-        let (_, wanted) = stream.split_last()?;
-        let common = |entry: &Entry| {
-            let pairs = entry.ids.iter().zip(wanted);
-            pairs.take_while(|(a, b)| a == b).count()
-        };
+    fn best(&self, policy: &PolicyDigest, stream: Prompt<'_>) -> Option<(usize, usize)> {
+        let (_, wanted) = stream.ids.split_last()?;
+        let without_last = Prompt { ids: wanted, images: stream.images };
+        let common = |entry: &Entry| without_last.common(entry.prompt());
         let mine = self.entries.iter().enumerate().filter(|(_, entry)| entry.policy == *policy);
         let (longest, index) = mine
             .map(|(index, entry)| (common(entry), index, entry.ids.len()))
@@ -49,7 +80,7 @@ impl Prefixes {
     }
 
     /// How many ids of `stream` need not be computed.
-    pub(super) fn common(&self, policy: &PolicyDigest, stream: &[u32]) -> usize {
+    pub(super) fn common(&self, policy: &PolicyDigest, stream: Prompt<'_>) -> usize {
         self.best(policy, stream).map_or(0, |(_, common)| common)
     }
 
@@ -57,7 +88,7 @@ impl Prefixes {
     pub(super) fn find(
         &mut self,
         policy: &PolicyDigest,
-        stream: &[u32],
+        stream: Prompt<'_>,
         now: u64,
     ) -> Option<(Slot, usize)> {
         let (index, common) = self.best(policy, stream)?;
@@ -66,21 +97,23 @@ impl Prefixes {
         Some((entry.slot, common))
     }
 
-    /// Whether these very ids are kept.
-    pub(super) fn holds(&self, policy: &PolicyDigest, ids: &[u32]) -> bool {
-        self.entries.iter().any(|entry| entry.policy == *policy && entry.ids == ids)
+    /// Whether these very ids and images are kept.
+    pub(super) fn holds(&self, policy: &PolicyDigest, prompt: Prompt<'_>) -> bool {
+        let same = |entry: &Entry| entry.ids == prompt.ids && entry.images == prompt.images;
+        self.entries.iter().any(|entry| entry.policy == *policy && same(entry))
     }
 
     /// Keeps a prompt. Returns the slot that had to go for it, if any.
     pub(super) fn keep(
         &mut self,
         policy: PolicyDigest,
-        ids: Vec<u32>,
+        prompt: Prompt<'_>,
         slot: Slot,
         now: u64,
     ) -> Option<Slot> {
         let gone = if self.entries.len() >= MOST { self.drop_oldest() } else { None };
-        self.entries.push(Entry { policy, ids, slot, used: now });
+        let (ids, images) = (prompt.ids.to_vec(), prompt.images.to_vec());
+        self.entries.push(Entry { policy, ids, images, slot, used: now });
         gone
     }
 

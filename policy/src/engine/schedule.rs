@@ -47,7 +47,7 @@ impl Engine {
         self.sequences.get(&id).map_or(0, |s| {
             let held = match s.slot {
                 Some(_) => s.held,
-                None => self.prefixes.common(&s.policy, &s.stream),
+                None => self.prefixes.common(&s.policy, s.prompt()),
             };
             self.backend.places(held, s.final_len() - held)
         })
@@ -68,6 +68,7 @@ impl Engine {
             other.policy == fresh.policy
                 && other.held + 1 < offset
                 && other.stream.get(..offset) == Some(&fresh.stream)
+                && other.images.get(..fresh.images.len()) == Some(&fresh.images)
         })
     }
 
@@ -75,7 +76,7 @@ impl Engine {
         let now = self.now;
         let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(()) };
         if sequence.slot.is_none() {
-            match self.prefixes.find(&sequence.policy, &sequence.stream, now) {
+            match self.prefixes.find(&sequence.policy, sequence.prompt(), now) {
                 Some((slot, len)) => {
                     sequence.slot = Some(self.backend.fork(slot, len)?);
                     sequence.fed(len);

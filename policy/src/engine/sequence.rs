@@ -4,8 +4,11 @@ use std::fmt;
 
 use protocol::{Digest, FinishReason, NoiseKey, PolicyDigest, StreamHasher};
 
-use super::backend::Slot;
-use crate::sampling::{Choice, Sampler};
+use super::{backend::Slot, prefix::Prompt};
+use crate::{
+    sampling::{Choice, Sampler},
+    vision::PlacedImage,
+};
 
 /// A sequence of an [`super::Engine`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -46,6 +49,8 @@ pub(super) struct Sequence {
     pub sampler: Sampler,
     /// Every id, external and sampled.
     pub stream: Vec<u32>,
+    /// The images in it, in order.
+    pub images: Vec<PlacedImage>,
     /// How many of them were sampled.
     pub sampled: usize,
     /// Over the ids that were fed to the model, each once.
@@ -84,6 +89,28 @@ impl Sequence {
     pub(super) fn is_prompt(&self) -> bool {
         let offset = self.call.as_ref().map(|call| call.offset);
         self.sampled == 0 && offset == Some(self.stream.len())
+    }
+
+    /// The stream as it is.
+    pub(super) fn prompt(&self) -> Prompt<'_> {
+        Prompt { ids: &self.stream, images: &self.images }
+    }
+
+    /// At most `count` of the next ids, but no part of an image: all of one where nothing precedes it.
+    pub(super) fn portion(&self, count: usize) -> usize {
+        let end = self.held + count;
+        match self.images.iter().find(|image| image.at < end && end < image.end()) {
+            None => count,
+            Some(image) if image.at > self.held => image.at - self.held,
+            Some(image) => image.end() - self.held,
+        }
+    }
+
+    /// The images that start among the next `count` ids, by their index in those.
+    pub(super) fn images_in(&self, count: usize) -> Vec<PlacedImage> {
+        let next = self.held..self.held + count;
+        let own = self.images.iter().filter(|image| next.contains(&image.at));
+        own.map(|it| PlacedImage { at: it.at - self.held, ..it.clone() }).collect()
     }
 
     /// Notes that `count` more ids were fed to the model. Ids fed again are not hashed again.

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::{
     Engine, EngineError, Generated, SequenceId,
     backend::{Rows, SlotFeed},
+    prefix::Prompt,
     sequence::Sequence,
 };
 use crate::sampling::{Choice, SamplingError};
@@ -75,9 +76,9 @@ impl Engine {
             let pending = s.stream.len() - s.held;
             // A recurrent state is kept where the shared part of the prompt ends: before its last id.
             let ahead = usize::from(!self.backend.rewinds() && s.is_prompt());
-            let count = if pending == 1 { 1 } else { (pending - ahead).min(*room) };
+            let count = if pending == 1 { 1 } else { s.portion((pending - ahead).min(*room)) };
             if pending > 1 {
-                *room -= count;
+                *room = room.saturating_sub(count);
             }
             if count > 0 {
                 portions.push(Portion { id, count, whole: count == pending });
@@ -92,7 +93,7 @@ impl Engine {
             let s = self.sequences.get(&id).ok_or(EngineError::UnknownSequence(id))?;
             let slot = s.slot.ok_or(EngineError::UnknownSequence(id))?;
             let ids = s.stream.get(s.held..s.held + count).unwrap_or_default();
-            feeds.push(SlotFeed { slot, ids, logits: whole });
+            feeds.push(SlotFeed { slot, ids, images: s.images_in(count), logits: whole });
         }
         let rows = self.backend.advance(policy, &feeds)?;
         self.stats.passes += 1;
@@ -155,12 +156,12 @@ impl Engine {
         else {
             return Ok(());
         };
-        if self.prefixes.holds(&s.policy, ids) {
+        let prompt = Prompt { ids, images: &s.images };
+        if prompt.cuts_an_image() || self.prefixes.holds(&s.policy, prompt) {
             return Ok(());
         }
-        let (policy, ids) = (s.policy, ids.to_vec());
         let fork = self.backend.fork(slot, ids.len())?;
-        if let Some(gone) = self.prefixes.keep(policy, ids, fork, self.now) {
+        if let Some(gone) = self.prefixes.keep(s.policy, prompt, fork, self.now) {
             self.backend.close(gone);
         }
         Ok(())

@@ -9,7 +9,7 @@ use burn::{
 
 use super::{
     config::ModelConfig, decoder::Decoder, error::ModelError, random::Draws, target::TargetModules,
-    weights::LinearInfo,
+    tower, weights::LinearInfo,
 };
 
 /// The settings of an adapter, as in PEFT's `LoraConfig`.
@@ -110,6 +110,11 @@ impl Adapter {
     pub(crate) fn lora(&self, slot: usize) -> Option<(&Lora, f32)> {
         let lora = self.loras.get(slot)?.as_ref()?;
         Some((lora, self.info.config.scale() as f32))
+    }
+
+    /// Whether it has matrices in the vision tower.
+    pub(crate) fn sees(&self) -> bool {
+        self.targeted().any(|(linear, _)| linear.path.starts_with(tower::PREFIX))
     }
 
     /// Each targeted linear's path with its matrices, in the order of the slots.

@@ -45,28 +45,24 @@ impl Checkpoint {
             let reason = "not a directory; a Hugging Face model directory is needed".into();
             return Err(ModelError::File { path: dir, reason });
         }
-        let config = ModelConfig::read(&dir.join("config.json"))?;
+        let mut config = ModelConfig::read(&dir.join("config.json"))?;
         let entries = checkpoint_entries(&dir)?;
+        let seeing = entries.keys().any(|name| name.starts_with("model.visual."));
+        if config.vision().is_some() && !seeing {
+            let dir = dir.display();
+            tracing::info!("{dir}: no tensors of a vision tower (model.visual.*): text only");
+            config = config.without_vision();
+        }
         let mut check = Check { dir: &dir, entries: &entries, names: Vec::new() };
         check.walk(&config)?;
         let used: BTreeSet<&String> = check.names.iter().collect();
-        let mut vision = 0;
         for name in entries.keys().filter(|name| !used.contains(name)) {
             let spare = (config.tied && name == "lm_head.weight")
                 || name.ends_with("inv_freq")
                 || name.starts_with("mtp.");
-            if config.hybrid().is_some() && name.starts_with("model.visual.") {
-                vision += 1;
-            } else if !spare {
+            if !spare {
                 tracing::warn!("{}: tensor {name:?} is not used", dir.display());
             }
-        }
-        if vision > 0 {
-            let dir = dir.display();
-            tracing::info!(
-                "{dir}: {vision} tensors of the vision tower (model.visual.*) are not used: \
-                 images are not supported yet, text is"
-            );
         }
         Ok(Self { dir, config, entries })
     }
@@ -169,6 +165,7 @@ impl ModelConfig {
         if !self.tied {
             add("lm_head.weight".into(), &embed);
         }
+        names.extend(self.vision().into_iter().flat_map(|vision| vision.tensors(self.hidden)));
         names
     }
 }

@@ -9,10 +9,11 @@ use super::{
     error::{ARCHITECTURES, ModelError},
     hybrid::Hybrid,
     rope::RopeConfig,
+    vision::VisionConfig,
 };
 
 /// The decoder families.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Architecture {
     /// `Qwen3ForCausalLM`: per-head RMS norms on queries and keys.
     Qwen3,
@@ -179,6 +180,10 @@ impl ModelConfig {
         if fields.get("tie_word_embeddings").is_some() {
             config.tied = fields.flag("tie_word_embeddings")?;
         }
+        let vision = VisionConfig::read(fields, config.hidden)?;
+        if let Architecture::Qwen3_5(hybrid) = &mut config.architecture {
+            hybrid.vision = Some(vision);
+        }
         Ok(config)
     }
 
@@ -240,6 +245,19 @@ impl ModelConfig {
             Architecture::Qwen3_5(hybrid) => Some(hybrid),
             Architecture::Qwen3 | Architecture::Llama => None,
         }
+    }
+
+    /// The shape of the vision tower, where there is one.
+    pub fn vision(&self) -> Option<&VisionConfig> {
+        self.hybrid()?.vision.as_ref()
+    }
+
+    /// The same decoder without a vision tower.
+    pub(crate) fn without_vision(mut self) -> Self {
+        if let Architecture::Qwen3_5(hybrid) = &mut self.architecture {
+            hybrid.vision = None;
+        }
+        self
     }
 
     /// Elements of a head that are rotated.

@@ -1,6 +1,8 @@
 //! The decoder: weights on a device, a full-sequence forward pass, and the layer that every other
 //! pass (cached decoding, scoring) is made of.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 use super::{
@@ -8,12 +10,14 @@ use super::{
     config::ModelConfig,
     delta::{DeltaRows, DeltaRule, DeltaState},
     error::ModelError,
+    images::{Placement, positions},
     layer::Sequences,
     ops::{attend, from_f32, rms_norm, to_f32},
     rope::RopeTable,
     runs::Runs,
     weights::Weights,
 };
+use crate::vision::PlacedImage;
 
 /// Hugely negative and finite, so that a row without any key gives no NaN.
 pub(crate) const MASKED: f32 = -1e30;
@@ -40,6 +44,9 @@ pub struct FullInput<'a> {
     pub mask: Option<&'a [bool]>,
     /// Whether to return hidden states.
     pub hidden: bool,
+    /// Images, by the index in `ids` of their first image-pad id; each within the unmasked ids of a
+    /// row.
+    pub images: &'a [PlacedImage],
 }
 
 /// What a full-sequence pass gives.
@@ -118,7 +125,7 @@ impl Decoder {
         adapter: Option<&Adapter>,
         input: FullInput<'_>,
     ) -> Result<FullOutput, ModelError> {
-        let FullInput { ids, batch, mask, hidden } = input;
+        let FullInput { ids, batch, mask, hidden, images } = input;
         if batch == 0 || ids.is_empty() || !ids.len().is_multiple_of(batch) {
             let reason = format!("{} ids do not make {batch} rows of equal length", ids.len());
             return Err(ModelError::Input(reason));
@@ -130,11 +137,17 @@ impl Decoder {
         self.check_ids(ids)?;
         self.check_len(len)?;
         let c = &self.config;
-        let rope = self.rotations(&positions(batch, len, mask));
+        let images = self.check_images(ids, images)?;
+        let rope = self.rotations(&row_positions(len, ids.len(), mask, &images)?);
         let shaped = |x: &Tensor<2>| x.clone().reshape([batch, len, c.hidden]);
         let mut whole = Whole::new(self, batch, len, mask);
         let mut states = Vec::new();
         let mut x = self.embed(ids);
+        let placement = Placement::new(images);
+        if !placement.is_empty() {
+            let merged = placement.tower(self, adapter)?.run();
+            x = placement.put(x, &merged);
+        }
         for index in 0..c.layers {
             if hidden {
                 states.push(shaped(&x));
@@ -248,16 +261,32 @@ impl Sequences for Whole<'_> {
     }
 }
 
-/// Positions of each id: its place among the unmasked ones of its row.
-fn positions(batch: usize, len: usize, mask: Option<&[bool]>) -> Vec<Position> {
-    let mut positions = Vec::with_capacity(batch * len);
-    for row in 0..batch {
-        let mut next = 0;
-        for column in 0..len {
-            let seen = mask.is_none_or(|m| m.get(row * len + column) == Some(&true));
-            positions.push([if seen { next } else { 0 }; 3]);
-            next += u32::from(seen);
+/// Positions of each id of rows of `len`: among the unmasked ones of its row, and in its images.
+fn row_positions(
+    len: usize,
+    total: usize,
+    mask: Option<&[bool]>,
+    images: &[PlacedImage],
+) -> Result<Vec<Position>, ModelError> {
+    let mut all = Vec::with_capacity(total);
+    for start in (0..total).step_by(len) {
+        let seen = |at: &usize| mask.is_none_or(|mask| mask.get(*at) == Some(&true));
+        let places: Vec<usize> = (start..start + len).filter(seen).collect();
+        let mut own = Vec::new();
+        for image in images.iter().filter(|image| (start..start + len).contains(&image.at)) {
+            let at = places.partition_point(|place| *place < image.at);
+            let tokens = image.patches.tokens();
+            let whole = (image.at..image.end()).eq(places.iter().copied().skip(at).take(tokens));
+            if !whole {
+                let (at, end) = (image.at, image.end());
+                let reason = format!("an image at {at}..{end} is not within unmasked ids of a row");
+                return Err(ModelError::Input(reason));
+            }
+            own.push(PlacedImage { at, patches: Arc::clone(&image.patches) });
         }
+        let mut unmasked = positions(places.len(), &own, 0).0.into_iter();
+        let position = |at: usize| if seen(&at) { unmasked.next() } else { None };
+        all.extend((start..start + len).map(position).map(Option::unwrap_or_default));
     }
-    positions
+    Ok(all)
 }

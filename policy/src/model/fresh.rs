@@ -36,7 +36,8 @@ impl Source for Fresh<'_> {
     ) -> Result<Tensor<D>, Self::Error> {
         let len = shape.iter().product();
         let draws = || Draws::new("rollcall-weight-init-v1", self.seed, name);
-        let zero_centred = self.config.hybrid().is_some() && !name.contains(".linear_attn.");
+        let plain = name.contains(".linear_attn.") || name.contains(".visual.");
+        let zero_centred = self.config.hybrid().is_some() && !plain;
         let values = if name.ends_with(".A_log") {
             // Decays as transformers draws them: of a factor in (0, 16).
             draws().within(len, 8.0).into_iter().map(|value| (value + 8.0).ln()).collect()

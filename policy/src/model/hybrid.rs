@@ -7,10 +7,11 @@ use serde_json::Value;
 use super::{
     config::{Fields, brief},
     error::ModelError,
+    vision::VisionConfig,
 };
 
 /// The shape of a Qwen3.5 text decoder beyond [`super::ModelConfig`]. Lengths are in elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Hybrid {
     /// For each layer, whether it is full attention; else gated DeltaNet.
     pub full: Vec<bool>,
@@ -31,6 +32,8 @@ pub struct Hybrid {
     /// Whether the decoder is the language model of a vision-language checkpoint, which names its
     /// modules `model.language_model.…` instead of `model.…`.
     pub vision_language: bool,
+    /// The vision tower beside the decoder, where the checkpoint has one.
+    pub vision: Option<VisionConfig>,
 }
 
 impl Hybrid {
@@ -79,6 +82,7 @@ impl Hybrid {
             key_dim: size("linear_key_head_dim", 128)?,
             value_dim: size("linear_value_head_dim", 128)?,
             vision_language,
+            vision: None,
         })
     }
 }

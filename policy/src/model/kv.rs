@@ -3,7 +3,7 @@
 //! packed for the linears; only the attention looks at each sequence's own past. Recurrent layers
 //! keep one state a sequence instead of keys and values.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -12,17 +12,30 @@ use super::{
     decoder::{Decoder, MASKED, Position},
     delta::{DeltaRows, DeltaRule, DeltaState},
     error::ModelError,
+    images::{Placement, positions},
     layer::Sequences,
     ops::{attend, to_f32},
     rows::{KvId, RowTable},
     runs::Runs,
 };
+use crate::vision::PlacedImage;
 
 /// Keys and values of many sequences over one decoder, on its device.
 #[derive(Debug)]
 pub struct KvCache {
     table: RowTable,
+    /// The images of each sequence that has some, in order.
+    images: BTreeMap<KvId, Vec<Seen>>,
     layers: Vec<LayerCache>,
+}
+
+/// An image in a sequence.
+#[derive(Clone, Debug)]
+struct Seen {
+    /// Indices of its ids.
+    ids: Range<usize>,
+    /// By how much positions lie behind indices after it.
+    behind: u32,
 }
 
 /// What one layer keeps: keys and values, or states.
@@ -43,6 +56,9 @@ pub struct Feed<'a> {
     pub sequence: KvId,
     /// At least one id.
     pub ids: &'a [u32],
+    /// Images, by the index in `ids` of their first image-pad id, each whole. Image-pad ids outside
+    /// of them are ordinary ids.
+    pub images: &'a [PlacedImage],
     /// Whether the logits after the last id are wanted.
     pub logits: bool,
 }
@@ -81,7 +97,8 @@ impl KvCache {
             values: empty(),
             states: BTreeMap::new(),
         };
-        Self { table: RowTable::new(capacity), layers: (0..c.layers).map(layer).collect() }
+        let layers = (0..c.layers).map(layer).collect();
+        Self { table: RowTable::new(capacity), images: BTreeMap::new(), layers }
     }
 
     /// A new, empty sequence.
@@ -96,6 +113,9 @@ impl KvCache {
     pub fn fork(&mut self, sequence: KvId) -> Result<KvId, ModelError> {
         let rows = self.table.rows(sequence)?.clone();
         let fork = self.table.open(rows);
+        if let Some(images) = self.images.get(&sequence).cloned() {
+            self.images.insert(fork, images);
+        }
         for LayerCache { states, .. } in &mut self.layers {
             if let Some(state) = states.get(&sequence).cloned() {
                 states.insert(fork, state);
@@ -121,7 +141,8 @@ impl KvCache {
     /// Forgets all but the first `len` ids of a sequence.
     ///
     /// # Errors
-    /// The sequence is not open, or a part of a recurrent one ([`KvCache::recurrent`]) would stay.
+    /// The sequence is not open, or a part of a recurrent one ([`KvCache::recurrent`]) or of an image
+    /// would stay.
     pub fn truncate(&mut self, sequence: KvId, len: usize) -> Result<(), ModelError> {
         let held = self.table.rows(sequence)?.len();
         if len >= held {
@@ -137,6 +158,13 @@ impl KvCache {
             }
             self.forget_states(sequence);
         }
+        if let Some(images) = self.images.get_mut(&sequence) {
+            if images.iter().any(|image| image.ids.start < len && len < image.ids.end) {
+                let reason = format!("a sequence cannot be cut to {len} ids within an image");
+                return Err(ModelError::Input(reason));
+            }
+            images.retain(|image| image.ids.end <= len);
+        }
         self.table.truncate(sequence, len);
         Ok(())
     }
@@ -144,6 +172,7 @@ impl KvCache {
     /// Forgets a sequence. Nothing happens where it is not open.
     pub fn close(&mut self, sequence: KvId) {
         self.forget_states(sequence);
+        self.images.remove(&sequence);
         self.table.close(sequence);
     }
 
@@ -188,6 +217,8 @@ struct Placed {
     count: usize,
     /// Rows of the store, the past and the new ones.
     rows: Vec<u32>,
+    /// Of the new ids.
+    positions: Vec<Position>,
 }
 
 impl Decoder {
@@ -203,16 +234,30 @@ impl Decoder {
         cache: &mut KvCache,
         feeds: &[Feed<'_>],
     ) -> Result<Logits, ModelError> {
-        let placed = self.place(cache, feeds)?;
+        let images = self.check_feeds(cache, feeds)?;
+        let mut start = 0;
+        let mut packed = Vec::new();
+        for (feed, images) in feeds.iter().zip(&images) {
+            let moved = |it: &PlacedImage| PlacedImage { at: start + it.at, ..it.clone() };
+            packed.extend(images.iter().map(moved));
+            start += feed.ids.len();
+        }
+        let placement = Placement::new(packed);
+        let merged = match placement.is_empty() {
+            true => None,
+            false => Some(placement.tower(self, adapter)?.run()),
+        };
+        let placed = self.place(cache, feeds, &images)?;
         let ids: Vec<u32> = feeds.iter().flat_map(|feed| feed.ids).copied().collect();
         let past = |p: &Placed| p.rows.len() - p.count;
-        let position =
-            |p: &Placed| (past(p)..p.rows.len()).map(|i| [i as u32; 3]).collect::<Vec<_>>();
-        let positions: Vec<Position> = placed.iter().flat_map(position).collect();
+        let positions: Vec<Position> = placed.iter().flat_map(|p| &p.positions).copied().collect();
         let targets: Vec<u32> =
             placed.iter().flat_map(|p| p.rows[past(p)..].iter().copied()).collect();
         let rope = self.rotations(&positions);
         let mut x = self.embed(&ids);
+        if let Some(merged) = merged {
+            x = placement.put(x, &merged);
+        }
         let mut step = Step { decoder: self, cache, placed: &placed, targets: &targets };
         for index in 0..self.config().layers {
             x = self.layer(index, adapter, x, &rope, &mut step);
@@ -234,8 +279,12 @@ impl Decoder {
         Ok(Logits { values, vocab })
     }
 
-    /// Checks all feeds, then gives them their rows.
-    fn place(&self, cache: &mut KvCache, feeds: &[Feed<'_>]) -> Result<Vec<Placed>, ModelError> {
+    /// Checks all feeds and gives the images of each, in order.
+    fn check_feeds(
+        &self,
+        cache: &KvCache,
+        feeds: &[Feed<'_>],
+    ) -> Result<Vec<Vec<PlacedImage>>, ModelError> {
         let input = |reason: &str| Err(ModelError::Input(reason.into()));
         if feeds.is_empty() {
             return input("a step needs at least one sequence");
@@ -245,21 +294,43 @@ impl Decoder {
         if seen.windows(2).any(|pair| pair[0] == pair[1]) {
             return input("a sequence is fed twice in one step");
         }
+        let mut images = Vec::with_capacity(feeds.len());
         for feed in feeds {
             if feed.ids.is_empty() {
                 return input("a sequence is fed no ids");
             }
             self.check_ids(feed.ids)?;
             self.check_len(cache.table.rows(feed.sequence)?.len() + feed.ids.len())?;
+            images.push(self.check_images(feed.ids, feed.images)?);
         }
         cache.table.room(feeds.iter().map(|feed| feed.ids.len()).sum())?;
+        Ok(images)
+    }
+
+    /// Gives checked feeds their rows and positions.
+    fn place(
+        &self,
+        cache: &mut KvCache,
+        feeds: &[Feed<'_>],
+        images: &[Vec<PlacedImage>],
+    ) -> Result<Vec<Placed>, ModelError> {
         let mut start = 0;
         let mut placed = Vec::with_capacity(feeds.len());
-        for feed in feeds {
-            let count = feed.ids.len();
-            cache.table.extend(feed.sequence, count);
-            let rows = cache.table.rows(feed.sequence)?.clone();
-            placed.push(Placed { sequence: feed.sequence, start, count, rows });
+        for (feed, images) in feeds.iter().zip(images) {
+            let (sequence, count) = (feed.sequence, feed.ids.len());
+            let past = cache.table.rows(sequence)?.len();
+            let last = cache.images.get(&sequence).and_then(|seen| seen.last());
+            let first = past as u32 - last.map_or(0, |image| image.behind);
+            for (number, image) in images.iter().enumerate() {
+                let (_, next) = positions(image.end(), &images[..=number], first);
+                let ids = past + image.at..past + image.end();
+                let behind = ids.end as u32 - next;
+                cache.images.entry(sequence).or_default().push(Seen { ids, behind });
+            }
+            cache.table.extend(sequence, count);
+            let rows = cache.table.rows(sequence)?.clone();
+            let (positions, _) = positions(count, images, first);
+            placed.push(Placed { sequence, start, count, rows, positions });
             start += count;
         }
         cache.reserve(cache.table.height());

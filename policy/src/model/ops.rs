@@ -5,8 +5,12 @@ use burn::tensor::{DType, Tensor, activation};
 
 use super::{
     adapter::Lora,
+    tower::LayerNorm,
     weights::{Linear, Norm},
 };
+
+/// Of every layer norm.
+const LAYER_NORM_EPS: f64 = 1e-6;
 
 /// RMS norm over the last dimension.
 pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, norm: &Norm, eps: f64) -> Tensor<D> {
@@ -20,6 +24,29 @@ pub(crate) fn rms_norm<const D: usize>(x: Tensor<D>, norm: &Norm, eps: f64) -> T
     } else {
         from_f32(x, dtype).mul(weight.unsqueeze())
     }
+}
+
+/// Layer norm over the last dimension.
+pub(crate) fn layer_norm(x: Tensor<2>, norm: &LayerNorm) -> Tensor<2> {
+    let dtype = x.dtype();
+    let x = to_f32(x);
+    let x = x.clone().sub(x.mean_dim(1));
+    let scale = x.clone().square().mean_dim(1).add_scalar(LAYER_NORM_EPS).sqrt().recip();
+    let x = x.mul(scale).mul(to_f32(norm.weight.val()).unsqueeze());
+    from_f32(x.add(to_f32(norm.bias.val()).unsqueeze()), dtype)
+}
+
+/// The Gaussian error linear unit.
+pub(crate) fn gelu(x: Tensor<2>) -> Tensor<2> {
+    let share = x.clone().mul_scalar(std::f64::consts::FRAC_1_SQRT_2).erf().add_scalar(1.0);
+    x.mul(share).mul_scalar(0.5)
+}
+
+/// The same by its approximation with a hyperbolic tangent.
+pub(crate) fn gelu_tanh(x: Tensor<2>) -> Tensor<2> {
+    let cube = x.clone().mul(x.clone()).mul(x.clone()).mul_scalar(0.044_715);
+    let inner = x.clone().add(cube).mul_scalar((2.0 / std::f64::consts::PI).sqrt());
+    x.mul(inner.tanh().add_scalar(1.0)).mul_scalar(0.5)
 }
 
 /// `ln(1 + eˣ)` without overflow.

@@ -9,6 +9,7 @@ use burn::{
 use super::{
     config::{Architecture, ModelConfig},
     hybrid::Hybrid,
+    tower::{self, Visual},
 };
 
 /// An embedding or a head: `[vocab, hidden]`.
@@ -140,6 +141,8 @@ pub struct Body {
 pub struct Weights {
     /// `model.*`
     pub model: Body,
+    /// `model.visual.*`, in a vision-language checkpoint.
+    pub visual: Option<Visual>,
     /// `lm_head.weight`, absent where it is tied to the embedding.
     pub lm_head: Option<Table>,
 }
@@ -174,9 +177,10 @@ pub(crate) fn file_name(config: &ModelConfig, path: &[String]) -> String {
         .replace("mixer.SelfAttn", "self_attn")
         .replace("mixer.LinearAttn", "linear_attn")
         .replace(".a_log", ".A_log");
-    match name.strip_prefix("model.") {
-        Some(rest) => format!("{}.{rest}", config.prefix()),
-        None => name,
+    match name.split_once('.') {
+        Some(("model", rest)) => format!("{}.{rest}", config.prefix()),
+        Some(("visual", rest)) => format!("{}.{rest}", tower::PREFIX),
+        _ => name,
     }
 }
 
@@ -259,7 +263,13 @@ impl ModelConfig {
         }
     }
 
-    /// Every linear but the head, in the order of its slots: layer by layer.
+    /// The slot of the vision tower's first linear.
+    pub(crate) fn vision_slot(&self) -> usize {
+        self.first_slot(self.layers)
+    }
+
+    /// Every linear but the head, in the order of its slots: layer by layer, then those of the vision
+    /// tower.
     pub fn linears(&self) -> Vec<LinearInfo> {
         let layer = |i: usize| {
             self.layer_linears(i).into_iter().map(move |(name, [outputs, inputs])| LinearInfo {
@@ -268,7 +278,8 @@ impl ModelConfig {
                 outputs,
             })
         };
-        (0..self.layers).flat_map(layer).collect()
+        let vision = self.vision().into_iter().flat_map(|vision| vision.linears(self.hidden));
+        (0..self.layers).flat_map(layer).chain(vision).collect()
     }
 }
 
@@ -295,6 +306,7 @@ impl Weights {
                 layers: (0..config.layers).map(|i| build.layer(i)).collect::<Result<_, _>>()?,
                 norm: build.norm(&format!("{prefix}.norm"), config.hidden)?,
             },
+            visual: config.vision().map(|vision| build.visual(vision)).transpose()?,
             lm_head: match config.tied {
                 true => None,
                 false => Some(Table { weight: build.param("lm_head.weight", embed)? }),
@@ -308,14 +320,14 @@ impl Weights {
     }
 }
 
-struct Build<'a, S> {
-    config: &'a ModelConfig,
+pub(super) struct Build<'a, S> {
+    pub(super) config: &'a ModelConfig,
     source: &'a mut S,
 }
 
 impl<S: Source> Build<'_, S> {
     /// A frozen parameter.
-    fn param<const D: usize>(
+    pub(super) fn param<const D: usize>(
         &mut self,
         name: &str,
         shape: [usize; D],

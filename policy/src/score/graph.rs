@@ -12,9 +12,6 @@ use crate::model::{
     Adapter, Decoder, DeltaRows, DeltaRule, DeltaState, ModelError, Runs, Sequences,
 };
 
-#[cfg(test)]
-mod tests;
-
 /// A recorded pass: its scores, and what the backward pass needs.
 pub(super) struct GraphTape {
     decoder: Decoder,
@@ -48,7 +45,7 @@ pub(super) fn score(
     let layout = Layout::new(decoder, batch)?;
     let examiner = Examiner::new(batch, &layout, config)?;
     let pass = Pass::new(decoder, adapter, &layout);
-    let mut x = Embedding::new(decoder, None, &layout).rows();
+    let mut x = Embedding::new(decoder, adapter, None, &layout, false)?.rows();
     for index in 0..decoder.config().layers {
         x = pass.layer(index, x);
     }
@@ -126,7 +123,8 @@ impl GraphTape {
     ) -> Result<Self, ModelError> {
         let layout = Layout::new(decoder, batch)?;
         let examiner = Examiner::new(batch, &layout, config)?;
-        let embedding = Embedding::new(decoder, Some(trainable), &layout);
+        let embedding =
+            Embedding::new(decoder, adapter, Some(trainable), &layout, config.checkpointing)?;
         let (decoder, adapter) = match (trainable, adapter) {
             (Trainable::Adapter, Some(adapter)) => (decoder.clone(), Some(adapter.tracked())),
             (_, adapter) => (decoder.tracked(), adapter.cloned()),
@@ -195,7 +193,7 @@ impl GraphTape {
                 collect(&mut gradients, &mut graph);
                 if let Some(leaf) = leaf {
                     let dx = leaf.grad_remove(&mut graph).ok_or_else(lost)?;
-                    embedding.backward(dx, &mut gradients);
+                    embedding.backward(dx, &mut gradients)?;
                 }
             }
             Saved::Inputs(mut inputs) => {
@@ -213,7 +211,7 @@ impl GraphTape {
                     let input = inputs.pop().ok_or_else(lost)?;
                     dx = segment(input, dx, &|x| pass.layer(index, x)).ok_or_else(lost)?;
                 }
-                embedding.backward(dx, &mut gradients);
+                embedding.backward(dx, &mut gradients)?;
             }
         }
         Ok(gradients)

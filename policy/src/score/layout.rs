@@ -2,7 +2,10 @@
 //! without padding, and which packed row predicts which scored id.
 
 use super::ScoreBatch;
-use crate::model::{Decoder, ModelError, Position};
+use crate::{
+    model::{Decoder, ModelError, Placement, Position, positions},
+    vision::PlacedImage,
+};
 
 /// The places of a batch's ids.
 #[derive(Clone, Debug)]
@@ -11,6 +14,8 @@ pub(crate) struct Layout {
     pub(crate) ids: Vec<u32>,
     /// Where each id stands for the rotations.
     pub(crate) positions: Vec<Position>,
+    /// Images by packed row.
+    pub(crate) images: Placement,
     /// Length of the prefix.
     pub(crate) prefix: usize,
     /// First packed row and length of each continuation.
@@ -33,9 +38,12 @@ impl Layout {
         if batch.rows.is_empty() {
             return wrong("a batch to score has no rows".into());
         }
+        let mut images = decoder.check_images(&batch.prefix, &batch.images)?;
+        let (places, next) = positions(prefix, &images, 0);
         let mut layout = Self {
             ids: batch.prefix.clone(),
-            positions: (0..prefix).map(|p| [p as u32; 3]).collect(),
+            positions: places,
+            images: Placement::default(),
             prefix,
             rows: Vec::new(),
             predictors: Vec::new(),
@@ -56,7 +64,9 @@ impl Layout {
             let start = layout.ids.len();
             layout.rows.push((start, row.ids.len()));
             layout.ids.extend_from_slice(&row.ids);
-            layout.positions.extend((prefix..prefix + row.ids.len()).map(|p| [p as u32; 3]));
+            let own = decoder.check_images(&row.ids, &row.images)?;
+            layout.positions.extend(positions(row.ids.len(), &own, next).0);
+            images.extend(own.into_iter().map(|it| PlacedImage { at: start + it.at, ..it }));
             let before = layout.targets.len();
             for (i, (&id, _)) in
                 row.ids.iter().zip(&row.scored).enumerate().filter(|(_, (_, s))| **s)
@@ -67,6 +77,7 @@ impl Layout {
             }
             layout.counts.push(layout.targets.len() - before);
         }
+        layout.images = Placement::new(images);
         Ok(layout)
     }
 

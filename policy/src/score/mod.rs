@@ -27,6 +27,7 @@ use self::{graph::GraphTape, host::HostTape, layout::Layout};
 use crate::{
     model::{Adapter, Decoder, ModelError},
     sampling::TokenEvidence,
+    vision::PlacedImage,
 };
 
 /// One continuation of the batch's prefix.
@@ -40,6 +41,8 @@ pub struct ScoreRow {
     /// Keys the noise that the scored ids were sampled with, where they shall be examined
     /// ([`ScoreConfig::examine`]).
     pub noise: Option<NoiseKey>,
+    /// Images, by the index in `ids` of their first image-pad id.
+    pub images: Vec<PlacedImage>,
 }
 
 /// Rows that continue one shared prefix.
@@ -49,6 +52,8 @@ pub struct ScoreBatch {
     pub prefix: Vec<u32>,
     /// The continuations: each sees the prefix and itself.
     pub rows: Vec<ScoreRow>,
+    /// Images in the prefix, by the index in it of their first image-pad id.
+    pub images: Vec<PlacedImage>,
 }
 
 /// How to score.

@@ -45,6 +45,7 @@ fn qwen3_5() -> Architecture {
         key_dim: 5,
         value_dim: 6,
         vision_language: true,
+        vision: None,
     }))
 }
 
@@ -88,9 +89,13 @@ fn batch(prefix: usize) -> ScoreBatch {
     let row = |len: usize, salt: usize| ScoreRow {
         ids: ids(len, salt),
         scored: (0..len).map(|i| (i > 0 || (salt == 1 && prefix > 0)) && i % 3 != salt).collect(),
-        noise: None,
+        ..ScoreRow::default()
     };
-    ScoreBatch { prefix: ids(prefix, 9), rows: vec![row(7, 1), row(1, 2), row(12, 0)] }
+    ScoreBatch {
+        prefix: ids(prefix, 9),
+        rows: vec![row(7, 1), row(1, 2), row(12, 0)],
+        images: Vec::new(),
+    }
 }
 
 /// Any smooth function of the log-probabilities will do.
@@ -177,8 +182,8 @@ fn a_shared_prefix_changes_neither_scores_nor_gradients() {
             let ids = [batch.prefix.clone(), row.ids.clone()].concat();
             let scored = [vec![false; batch.prefix.len()], row.scored.clone()].concat();
             let whole = ScoreBatch {
-                prefix: Vec::new(),
-                rows: vec![ScoreRow { ids, scored, noise: None }],
+                rows: vec![ScoreRow { ids, scored, ..ScoreRow::default() }],
+                ..ScoreBatch::default()
             };
             let (scores, part) = gradients(&decoder, trainable, &whole, &config);
             apart.extend(scores.log_probs);
@@ -232,7 +237,7 @@ fn scores_are_those_of_the_full_pass() {
 fn full_pass_scores(architecture: Architecture) {
     let decoder = decoder(architecture);
     let ids = ids(30, 4);
-    let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false };
+    let input = FullInput { ids: &ids, batch: 1, mask: None, hidden: false, images: &[] };
     let logits = decoder.forward(None, input).unwrap().logits;
     let logits: Vec<f32> = logits.into_data().try_into_vec().unwrap();
     let temperature = 1.7;
@@ -244,8 +249,8 @@ fn full_pass_scores(architecture: Architecture) {
         expected.0.push((scaled[ids[i + 1] as usize] - sum) as f32);
         expected.1.push(scaled.iter().map(|x| (sum - x) * (x - sum).exp()).sum::<f64>() as f32);
     }
-    let row = ScoreRow { ids: ids[10..].to_vec(), scored: vec![true; 20], noise: None };
-    let batch = ScoreBatch { prefix: ids[..10].to_vec(), rows: vec![row] };
+    let row = ScoreRow { ids: ids[10..].to_vec(), scored: vec![true; 20], ..ScoreRow::default() };
+    let batch = ScoreBatch { prefix: ids[..10].to_vec(), rows: vec![row], images: Vec::new() };
     let temperature = temperature as f32;
     let config = ScoreConfig { temperature, entropy: true, ..Default::default() };
     let scores = log_probs(&decoder, None, &batch, &config).unwrap();
@@ -256,8 +261,9 @@ fn full_pass_scores(architecture: Architecture) {
 #[test]
 fn malformed_batches_are_refused_in_one_line() {
     let decoder = decoder(Architecture::Qwen3);
-    let row = |ids: Vec<u32>, scored: Vec<bool>| ScoreRow { ids, scored, noise: None };
-    let batch = |prefix: Vec<u32>, rows: Vec<ScoreRow>| ScoreBatch { prefix, rows };
+    let row = |ids: Vec<u32>, scored: Vec<bool>| ScoreRow { ids, scored, ..ScoreRow::default() };
+    let batch =
+        |prefix: Vec<u32>, rows: Vec<ScoreRow>| ScoreBatch { prefix, rows, images: Vec::new() };
     for (batch, says) in [
         (batch(vec![1], vec![]), "no rows"),
         (batch(vec![1], vec![row(vec![], vec![])]), "0 ids"),
@@ -284,8 +290,8 @@ fn malformed_batches_are_refused_in_one_line() {
 #[test]
 fn nothing_scored_gives_no_scores_and_zero_gradients() {
     let decoder = decoder(Architecture::Qwen3);
-    let row = ScoreRow { ids: vec![1, 2, 3], scored: vec![false; 3], noise: None };
-    let batch = ScoreBatch { prefix: vec![4], rows: vec![row] };
+    let row = ScoreRow { ids: vec![1, 2, 3], scored: vec![false; 3], ..ScoreRow::default() };
+    let batch = ScoreBatch { prefix: vec![4], rows: vec![row], images: Vec::new() };
     let (scores, gradients) =
         gradients(&decoder, Trainable::Adapter, &batch, &ScoreConfig::default());
     assert_eq!(scores.log_probs, [Vec::<f32>::new()]);

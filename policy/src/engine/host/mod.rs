@@ -24,7 +24,10 @@ use self::{
     weights::{HostAdapter, HostWeights},
 };
 use super::backend::{Backend, Rows, Slot, SlotFeed};
-use crate::model::{Adapter, Decoder, ModelError};
+use crate::{
+    model::{Adapter, Decoder, ModelError},
+    vision::PlacedImage,
+};
 
 /// The logits of a step in panels.
 pub(super) struct HostLogits {
@@ -136,6 +139,17 @@ impl Backend for HostBackend {
     fn places(&self, len: usize, more: usize) -> usize {
         // The block that is begun may be shared, and is then copied.
         (len + more).next_multiple_of(W) - len / W * W
+    }
+
+    fn check_images(
+        &self,
+        _ids: &[u32],
+        images: &[PlacedImage],
+    ) -> Result<Vec<PlacedImage>, ModelError> {
+        match images.is_empty() {
+            true => Ok(Vec::new()),
+            false => Err(self.weights.config.no_images()),
+        }
     }
 
     fn advance(

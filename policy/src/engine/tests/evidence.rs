@@ -32,9 +32,14 @@ fn examine(
 ) -> Vec<TokenEvidence> {
     let (ids, scored) = stream(rollout, turns);
     let split = rollout.prompt.len();
-    let row =
-        ScoreRow { ids: ids[split..].to_vec(), scored: scored[split..].to_vec(), noise: Some(key) };
-    let batch = ScoreBatch { prefix: ids[..split].to_vec(), rows: vec![row] };
+    let row = ScoreRow {
+        ids: ids[split..].to_vec(),
+        scored: scored[split..].to_vec(),
+        noise: Some(key),
+        ..ScoreRow::default()
+    };
+    let batch =
+        ScoreBatch { prefix: ids[..split].to_vec(), rows: vec![row], ..ScoreBatch::default() };
     let settings = ScoreConfig {
         temperature: if sampling.temperature == 0.0 { 1.0 } else { sampling.temperature },
         examine: Some(sampling),

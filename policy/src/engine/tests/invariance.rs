@@ -49,7 +49,12 @@ fn packed_weights_give_the_logits_of_the_tensor_pass() {
                     let feeds: Vec<SlotFeed<'_>> = slots
                         .iter()
                         .zip(&ids)
-                        .map(|(&slot, ids)| SlotFeed { slot, ids, logits: true })
+                        .map(|(&slot, ids)| SlotFeed {
+                            slot,
+                            ids,
+                            images: Vec::new(),
+                            logits: true,
+                        })
                         .collect();
                     let logits = backend.advance(&policy(name), &feeds).expect("room");
                     for i in 0..3 {
@@ -77,7 +82,8 @@ fn the_engine_samples_what_uncached_passes_sample() {
         let mut stream = rollout.prompt.clone();
         let mut raw = Vec::new();
         for _ in 0..12 {
-            let input = FullInput { ids: &stream, batch: 1, mask: None, hidden: false };
+            let input =
+                FullInput { ids: &stream, batch: 1, mask: None, hidden: false, images: &[] };
             let logits = decoder.forward(Some(&adapter), input).expect("short").logits;
             let logits: Vec<f32> = logits.into_data().try_into_vec().expect("f32");
             let last = &logits[logits.len() - config.vocab..];

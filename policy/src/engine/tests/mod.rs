@@ -69,6 +69,7 @@ pub(super) fn qwen3_5() -> ModelConfig {
         key_dim: 10,
         value_dim: 7,
         vision_language: true,
+        vision: None,
     };
     ModelConfig { architecture: Architecture::Qwen3_5(Box::new(hybrid)), layers: 3, ..qwen3() }
 }
