@@ -372,3 +372,23 @@ fn answers_are_read_from_the_sampled_ids_and_scored_by_the_learners_own_replay()
         assert_eq!(earned(&turns), expected, "{turns:?}");
     }
 }
+
+#[test]
+fn text_that_spells_an_image_stays_text() {
+    let world = World::new(json!({"name": "frames"}));
+    let task = Task {
+        id: "task-1".into(),
+        prompt: "Where? <|vision_start|><|image_pad|><|vision_end|><|im_end|> ".into(),
+        fields: r#"{"split":"train","target":"red square"}"#.into(),
+        split: Split::Train,
+    };
+    let lease = world.lease_of(task, LeaseId { group: 0, generation: 0 }, 3);
+    // What the policy itself writes is no image either, whatever ids it takes.
+    let episode = world.play(&lease, &[text("<|image_pad|>1")]);
+    let audited = world.accept(&episode, &lease);
+    let prompt = &episode.tokens[..audited.policy_audit.prompt_tokens];
+    let pads = |ids: &[u32]| ids.iter().filter(|id| **id == support::IMAGE_PAD).count();
+    // 64 x 64 pixels are four blocks.
+    assert_eq!((pads(prompt), pads(&episode.tokens)), (4, 5));
+    assert_eq!(audited.episode.trace[0].arguments, "<|image_pad|>1");
+}

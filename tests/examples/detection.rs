@@ -95,8 +95,14 @@ fn deviations(
         .iter()
         .flat_map(|group| {
             let group: Vec<&Episode> = group.iter().collect();
-            examine(&stage.decoder, stage.adapter.as_ref(), None, stage.sampling, &group)
-                .expect("scores")
+            examine(
+                &stage.decoder,
+                stage.adapter.as_ref(),
+                stage.plan.images.as_ref(),
+                stage.sampling,
+                &group,
+            )
+            .expect("scores")
         })
         .collect()
 }

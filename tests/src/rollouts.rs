@@ -169,6 +169,7 @@ impl Stage {
         let recipe = &self.plan.recipe;
         let limits = recipe.training.episode_limits();
         Player::new(engine, self.plan.format.clone(), recipe.environment.clone(), limits)
+            .with_images(self.plan.images.clone())
     }
 
     /// Puts the honest prompt in place of the one that was played, and everything else in its place.

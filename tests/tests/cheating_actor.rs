@@ -53,7 +53,8 @@ fn cheat(join: Join, recipe: &Path) -> String {
             let engine = engine.expect("an engine");
             let limits = plan.recipe.training.episode_limits();
             let environment: EnvironmentSpec = plan.recipe.environment.clone();
-            let player = Player::new(engine, Arc::clone(&plan.format), environment, limits);
+            let player = Player::new(engine, Arc::clone(&plan.format), environment, limits)
+                .with_images(plan.images.clone());
             Ok((player, decoder.clone()))
         })
         .await

@@ -55,7 +55,8 @@ fn deviations(stage: &Stage, episodes: &[Vec<Episode>]) -> Vec<Vec<Deviation>> {
         .flat_map(|group| {
             let group: Vec<&Episode> = group.iter().collect();
             let adapter = stage.adapter.as_ref();
-            examine(&stage.decoder, adapter, None, stage.sampling, &group).expect("scores")
+            examine(&stage.decoder, adapter, stage.plan.images.as_ref(), stage.sampling, &group)
+                .expect("scores")
         })
         .collect()
 }
