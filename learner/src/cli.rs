@@ -12,7 +12,8 @@ use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
 use crate::{
     dataset::{self, DatasetOptions},
-    plan::{plan, plan_inputs},
+    plan::{describe, plan, plan_inputs},
+    ppo::{self, PpoOptions},
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
     train::{
@@ -34,7 +35,7 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Supervised fine-tuning on conversations.
+    /// Supervised fine-tuning on conversations, or on rows of an image, a name and a code.
     Sft {
         /// The recipe.
         recipe: PathBuf,
@@ -45,6 +46,19 @@ enum Command {
         #[arg(long, default_value = "auto")]
         device: DeviceChoice,
         /// Print one JSON object a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Rounds of PPO on rows of sampled codes with advantages, from a file or sampled here.
+    ///
+    /// Goes on from an adapter, and from its optimizer where its directory has optimizer.safetensors, and
+    /// holds to a frozen reference adapter. Writes adapter/ and stats.json.
+    Ppo {
+        /// The recipe.
+        recipe: PathBuf,
+        #[command(flatten)]
+        options: PpoOptions,
+        /// Print one JSON object a line; the last has status, updates, stats, rounds and accuracy.
         #[arg(long)]
         json: bool,
     },
@@ -256,6 +270,22 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             }
             Ok(())
         }
+        Command::Ppo { recipe, options, json } => {
+            let (_runtime, interrupt) = runtime()?;
+            let mut progress = Progress::new(audience(json));
+            let summary = ppo::run(&recipe, &options, &interrupt, &mut progress)?;
+            progress.record("end", &summary);
+            if progress.for_person() {
+                progress.note(&format!(
+                    "{}: {:.1} s; {} (sha256 {})",
+                    summary.status,
+                    summary.seconds,
+                    summary.adapter.display(),
+                    summary.sha256
+                ));
+            }
+            Ok(())
+        }
         Command::Train { recipe, output, json, network } => {
             let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
             let (runtime, interrupt) = runtime()?;
@@ -300,8 +330,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Ok(())
         }
         Command::Plan { recipe, output } => {
-            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
-            let text = serde_json::to_string_pretty(&plan.manifest()).map_err(Failure::fault)?;
+            let plan = describe(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+            let text = serde_json::to_string_pretty(&plan).map_err(Failure::fault)?;
             print_line(&text);
             Ok(())
         }

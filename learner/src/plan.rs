@@ -27,10 +27,13 @@ use crate::{
         DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, ParserRecord,
         PolicyFormat, Status, dependency_versions,
     },
+    ppo::plan::PpoPlan,
     recipe::{
-        Frozen, Recipe, RecipeError, TaskRow, check_disjoint, check_output, read_tasks, run_id,
+        Frozen, Kind, PpoInputs, Recipe, RecipeError, TaskRow, check_disjoint, check_output,
+        read_tasks, run_id,
     },
     reward::{RewardProtocol, Rewards},
+    sft::plan::SftPlan,
 };
 
 /// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
@@ -78,6 +81,18 @@ pub struct Plan {
     pub output: PathBuf,
     /// Numbers that follow.
     pub derived: Derived,
+}
+
+/// The plan of a recipe of any kind as JSON: what `learner plan` prints.
+///
+/// # Errors
+/// As [`plan`].
+pub fn describe(path: &Path, output: Option<&Path>) -> Result<Value, RecipeError> {
+    match Kind::of(path)? {
+        Kind::Online => Ok(json!(plan(path, output)?.manifest())),
+        Kind::Sft => Ok(SftPlan::read(path, output)?.manifest()),
+        Kind::Ppo => Ok(PpoPlan::read(path, &PpoInputs::default(), output, false)?.manifest()),
+    }
 }
 
 /// Reads and checks everything that a recipe names, and trains nothing. `output` replaces the

@@ -48,6 +48,9 @@ fn prompts_with_images_are_the_references_conversations() {
     assert_eq!(pads(&format, &ids), 1);
     let none = format.prompt_with_images(task, reset, 0).expect("renders");
     assert_eq!(none, format.prompt(task, reset).expect("renders"));
+    let answered =
+        format.answered_with_images(&format!("{task}{reset}"), 1, "12").expect("renders");
+    assert_eq!(answered, [expected, format.turn("12").expect("encodes")].concat());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::{
 };
 
 /// Largest data set, in bytes.
-const MAX_FILE: u64 = 2 << 30;
+pub(super) const MAX_FILE: u64 = 2 << 30;
 /// Largest row, in bytes.
 const MAX_LINE: usize = 4 << 20;
 /// Longest id, in bytes: what a frame may carry.
@@ -42,7 +42,7 @@ pub fn read_tasks(
     environment: &EnvironmentSpec,
 ) -> Result<Vec<TaskRow>, RecipeError> {
     let mut ids = HashSet::new();
-    let rows = read_rows(file, |row| {
+    let rows = read_rows(file, |_, row| {
         let row = task_row(row, split)?;
         environment.check_task(&row.task).map_err(|error| error.to_string())?;
         if !ids.insert(row.task.id.clone()) {
@@ -70,14 +70,14 @@ pub fn check_disjoint(train: &[TaskRow], eval: &[TaskRow]) -> Result<(), RecipeE
 }
 
 /// Reads a frozen file of JSON objects, one a line; blank lines are skipped. `row` turns an object
-/// into what is kept, or says what is wrong with it.
+/// and its line, from 1, into what is kept, or says what is wrong with it.
 ///
 /// # Errors
 /// The file cannot be read or is not the frozen one; a line that is no JSON object or that `row`
 /// refuses; no rows at all.
 pub(super) fn read_rows<T>(
     file: &Frozen,
-    mut row: impl FnMut(&Map<String, Value>) -> Result<T, String>,
+    mut row: impl FnMut(u64, &Map<String, Value>) -> Result<T, String>,
 ) -> Result<Vec<T>, RecipeError> {
     let bytes = read_bounded(&format!("{}.path", file.field), &file.path, MAX_FILE)?;
     file.verify(Digest::of(&bytes))?;
@@ -91,7 +91,7 @@ pub(super) fn read_rows<T>(
             return Err(wrong(format!("a row of more than {MAX_LINE} bytes")));
         }
         match json::parse(text) {
-            Ok(Value::Object(object)) => rows.push(row(&object).map_err(wrong)?),
+            Ok(Value::Object(object)) => rows.push(row(line, &object).map_err(wrong)?),
             Ok(other) => {
                 return Err(wrong(format!("a row is a JSON object, not {}", shown(&other))));
             }
@@ -161,7 +161,11 @@ fn task_row(row: &Map<String, Value>, split: Split) -> Result<TaskRow, String> {
 }
 
 /// A non-empty text of a row.
-fn text<'a>(row: &'a Map<String, Value>, key: &str, limit: usize) -> Result<&'a str, String> {
+pub(super) fn text<'a>(
+    row: &'a Map<String, Value>,
+    key: &str,
+    limit: usize,
+) -> Result<&'a str, String> {
     match row.get(key) {
         Some(Value::String(text)) if !text.is_empty() && text.len() <= limit => Ok(text),
         None | Some(Value::Null) => Err(format!("{key} is missing: add a non-empty text")),

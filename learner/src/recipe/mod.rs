@@ -5,6 +5,7 @@
 //! the command line's business, so that the same recipe gives the same [`RunId`] everywhere.
 
 mod audit;
+mod conversations;
 mod dataset;
 mod error;
 mod frozen;
@@ -12,6 +13,8 @@ pub mod json;
 mod lora;
 mod online;
 mod optimizer;
+mod ppo;
+mod rows;
 mod sampling;
 mod section;
 mod sft;
@@ -20,10 +23,13 @@ mod training;
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use protocol::{Digest, RunId};
 use serde_json::Value;
 
 pub use audit::AuditSettings;
+pub use conversations::{Conversation, read_conversations};
 pub use dataset::{TaskRow, check_disjoint, read_tasks};
 pub use error::RecipeError;
 pub use frozen::Frozen;
@@ -31,9 +37,42 @@ pub(crate) use frozen::check_output;
 pub use lora::LoraSettings;
 pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};
+pub use ppo::{CodeReward, PpoInputs, PpoRecipe, PpoSettings, RolloutSettings};
+pub use rows::{CodeRow, Columns, PromptTemplate, Sampled, read_code_rows};
 pub use sampling::SamplingSettings;
-pub use sft::{Conversation, SftRecipe, SftSettings, Trainable, read_conversations};
+pub use sft::{SftRecipe, SftSettings, Trainable};
 pub use training::{FailurePolicy, LossType, TrainingSettings};
+
+/// Which command takes a recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `learner train` and `learner eval`.
+    Online,
+    /// `learner sft`.
+    Sft,
+    /// `learner ppo`.
+    Ppo,
+}
+
+impl Kind {
+    /// By the keys that only one kind has.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no JSON.
+    pub fn of(path: &Path) -> Result<Self, RecipeError> {
+        let (recipe, _) = online::read_json(path)?;
+        let has = |keys: &[&str]| keys.iter().any(|key| recipe.get(key).is_some());
+        Ok(if has(&["rows", "adapter", "reference", "rollouts"]) {
+            Self::Ppo
+        } else if has(&["environment", "evaluation", "reward", "audit", "evidence"]) {
+            Self::Online
+        } else if has(&["dataset"]) {
+            Self::Sft
+        } else {
+            Self::Online
+        })
+    }
+}
 
 /// The id of the run that these settings describe ([`Recipe::settings`]), played in the environment
 /// of this digest: the same wherever it is written and wherever its files lie.

@@ -17,6 +17,10 @@ pub enum LrScheduler {
     Linear,
     /// Along half a cosine to 0 at the end.
     Cosine,
+    /// Along half a cosine over the whole run, which the warm-up multiplies: its updates are on the
+    /// cosine already.
+    #[serde(rename = "warmup_cosine")]
+    WarmupCosine,
 }
 
 /// AdamW, gradient clipping and the schedule.
@@ -28,7 +32,7 @@ pub struct OptimizerSettings {
     pub lr_scheduler_type: LrScheduler,
     /// Updates over which it rises, 0 to 1,000,000. Default 0.
     pub warmup_steps: u32,
-    /// Decoupled weight decay, 0 to 1. Default 0.
+    /// Decoupled weight decay, 0 to 1. Default 0; of rows 0.01.
     pub weight_decay: f64,
     /// Decay of the first moment, 0 to 0.9999. Default 0.9.
     pub adam_beta1: f64,
@@ -41,9 +45,30 @@ pub struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
+    /// As online training and conversations have it: a straight line without warm-up, no decay.
     pub(super) fn read(
         section: &Section<'_>,
         default_learning_rate: f64,
+    ) -> Result<Self, RecipeError> {
+        Self::read_or(section, default_learning_rate, LrScheduler::Linear, 0, 0.0)
+    }
+
+    /// As the row trainers of the field have it: PyTorch's AdamW with its decay of 0.01.
+    pub(super) fn read_for_rows(
+        section: &Section<'_>,
+        default_learning_rate: f64,
+        default_scheduler: LrScheduler,
+        default_warmup: u32,
+    ) -> Result<Self, RecipeError> {
+        Self::read_or(section, default_learning_rate, default_scheduler, default_warmup, 0.01)
+    }
+
+    fn read_or(
+        section: &Section<'_>,
+        default_learning_rate: f64,
+        default_scheduler: LrScheduler,
+        default_warmup: u32,
+        default_decay: f64,
     ) -> Result<Self, RecipeError> {
         Ok(Self {
             learning_rate: section.f64(
@@ -53,15 +78,16 @@ impl OptimizerSettings {
             )?,
             lr_scheduler_type: section.choice(
                 "lr_scheduler_type",
-                LrScheduler::Linear,
+                default_scheduler,
                 &[
                     ("constant", LrScheduler::Constant),
                     ("linear", LrScheduler::Linear),
                     ("cosine", LrScheduler::Cosine),
+                    ("warmup_cosine", LrScheduler::WarmupCosine),
                 ],
             )?,
-            warmup_steps: section.u32("warmup_steps", Some(0), 0..=1_000_000)?,
-            weight_decay: section.f64("weight_decay", 0.0, Bounds::closed(0.0, 1.0))?,
+            warmup_steps: section.u32("warmup_steps", Some(default_warmup), 0..=1_000_000)?,
+            weight_decay: section.f64("weight_decay", default_decay, Bounds::closed(0.0, 1.0))?,
             adam_beta1: section.f64("adam_beta1", 0.9, Bounds::closed(0.0, 0.9999))?,
             adam_beta2: section.f64("adam_beta2", 0.999, Bounds::closed(0.0, 0.999_999))?,
             adam_epsilon: section.f64("adam_epsilon", 1e-8, Bounds::above(0.0, 1.0))?,
@@ -72,11 +98,18 @@ impl OptimizerSettings {
     /// The learning rate of update `step` (from 0) of `total`.
     ///
     /// Warm-up: `(step + 1) / warmup_steps` of the peak, so that no update is idle. After it the
-    /// schedule runs over what is left of `total`, from the peak towards 0 as in transformers.
+    /// schedule runs over what is left of `total`, from the peak towards 0 as in transformers. Only
+    /// [`LrScheduler::WarmupCosine`] runs over all of `total`, times the warm-up.
     pub fn learning_rate_at(&self, step: u64, total: u64) -> f64 {
         let warmup = u64::from(self.warmup_steps);
+        let half_cosine = |progress: f64| 0.5 * (1.0 + (std::f64::consts::PI * progress).cos());
+        let rise = if step < warmup { (step + 1) as f64 / warmup as f64 } else { 1.0 };
+        if self.lr_scheduler_type == LrScheduler::WarmupCosine {
+            let progress = (step as f64 / total.max(1) as f64).min(1.0);
+            return self.learning_rate * rise * half_cosine(progress);
+        }
         if step < warmup {
-            return self.learning_rate * (step + 1) as f64 / warmup as f64;
+            return self.learning_rate * rise;
         }
         let left = total.saturating_sub(warmup).max(1);
         let progress = ((step - warmup) as f64 / left as f64).min(1.0);
@@ -84,7 +117,7 @@ impl OptimizerSettings {
             * match self.lr_scheduler_type {
                 LrScheduler::Constant => 1.0,
                 LrScheduler::Linear => 1.0 - progress,
-                LrScheduler::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+                LrScheduler::Cosine | LrScheduler::WarmupCosine => half_cosine(progress),
             }
     }
 }
@@ -119,6 +152,17 @@ mod tests {
         assert_eq!(rates(json!({"warmup_steps": 2}), 4), [0.5, 1.0, 1.0, 0.5]);
         let cosine = rates(json!({"lr_scheduler_type": "cosine"}), 2);
         assert!((cosine[0] - 1.0).abs() < 1e-12 && (cosine[1] - 0.5).abs() < 1e-12);
+    }
+
+    /// `min(1, (update + 1) / 10) * 0.5 * (1 + cos(pi * update / total))`, as the row trainer has it.
+    #[test]
+    fn the_cosine_of_rows_runs_over_the_warm_up_too() {
+        let settings = json!({"lr_scheduler_type": "warmup_cosine", "warmup_steps": 10});
+        for (update, rate) in rates(settings, 25).into_iter().enumerate() {
+            let update = update as f64;
+            let cosine = 0.5 * (1.0 + (std::f64::consts::PI * update / 25.0).cos());
+            assert!((rate - ((update + 1.0) / 10.0).min(1.0) * cosine).abs() < 1e-15);
+        }
     }
 
     #[test]

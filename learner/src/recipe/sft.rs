@@ -7,9 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Frozen, LoraSettings, OptimizerSettings, RecipeError,
-    dataset::read_rows,
-    json::{clipped, shown},
+    Frozen, LoraSettings, LrScheduler, OptimizerSettings, PromptTemplate, RecipeError,
     online::{kwargs, read_json},
     section::Section,
 };
@@ -22,6 +20,7 @@ const KEYS: &[&str] = &[
     "output_dir",
     "seed",
     "chat_template_kwargs",
+    "prompt",
     "training",
     "trainable",
     "lora",
@@ -46,16 +45,18 @@ pub struct SftRecipe {
     pub sha256: Digest,
     /// The checkpoint to start from.
     pub model: Frozen,
-    /// Conversations to learn.
+    /// Conversations or rows to learn.
     pub dataset: Frozen,
-    /// Conversations to measure the loss on, if any.
+    /// Conversations to measure the loss on, or rows to measure the accuracy on, if any.
     pub valid: Option<Frozen>,
     /// Where the run is written, if the recipe says so.
     pub output_dir: Option<PathBuf>,
     /// Decides the order of rows and the adapter's initialisation. Default 42.
     pub seed: u64,
-    /// Passed to the chat template.
+    /// Passed to the chat template. Default for rows of codes `{"enable_thinking": false}`.
     pub chat_template_kwargs: Map<String, Value>,
+    /// What the policy is asked about a row; the data are rows of codes then, else conversations.
+    pub prompt: Option<String>,
     /// How it is trained.
     pub training: SftSettings,
     /// What is trained. Default `lora`.
@@ -64,20 +65,23 @@ pub struct SftRecipe {
     pub lora: LoraSettings,
 }
 
-/// The `training` section. Only the ids of assistant turns are learned.
+/// The `training` section. Only the ids of assistant turns are learned. Rows of codes have other
+/// defaults where two are given, those of the row trainers in the field.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SftSettings {
     /// Passes over the data, 1 to 10,000. Default 1.
     pub num_train_epochs: u32,
     /// Updates after which training ends in any case, to 100,000,000; 0 (the default) is no bound.
+    /// `max_updates` is the same.
     pub max_steps: u32,
-    /// Rows of a micro-batch, 1 to 65,536. Default 8.
+    /// Rows of a micro-batch, 1 to 65,536. Default 8; 16.
     pub per_device_train_batch_size: u32,
     /// Micro-batches of an update, 1 to 1,024. Default 1.
     pub gradient_accumulation_steps: u32,
-    /// Longest conversation in ids, 1 to 262,144; longer ones are refused. Default 1024.
+    /// Longest row in ids, 1 to 262,144; longer ones are refused. Default 1024; 4096.
     pub max_length: u32,
-    /// Optimizer and schedule. Default learning rate 1e-4.
+    /// Optimizer and schedule. Default learning rate 1e-4; and for rows of codes `warmup_cosine` with 10
+    /// updates of warm-up.
     #[serde(flatten)]
     pub optimizer: OptimizerSettings,
     /// Recompute activations in the backward pass. Default true.
@@ -89,6 +93,7 @@ pub struct SftSettings {
 const TRAINING_KEYS: &[&str] = &[
     "num_train_epochs",
     "max_steps",
+    "max_updates",
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "max_length",
@@ -105,13 +110,26 @@ const TRAINING_KEYS: &[&str] = &[
 ];
 
 impl SftSettings {
-    fn read(section: &Section<'_>) -> Result<Self, RecipeError> {
+    fn read(section: &Section<'_>, codes: bool) -> Result<Self, RecipeError> {
+        let max_updates = section.u32("max_updates", Some(0), 0..=100_000_000)?;
+        if max_updates > 0 && section.value("max_steps").is_some() {
+            return Err(RecipeError::conflict(
+                &section.at("max_updates"),
+                "max_steps says the same",
+                "remove one of them",
+            ));
+        }
+        let optimizer = if codes {
+            OptimizerSettings::read_for_rows(section, 1e-4, LrScheduler::WarmupCosine, 10)?
+        } else {
+            OptimizerSettings::read(section, 1e-4)?
+        };
         Ok(Self {
             num_train_epochs: section.u32("num_train_epochs", Some(1), 1..=10_000)?,
-            max_steps: section.u32("max_steps", Some(0), 0..=100_000_000)?,
+            max_steps: section.u32("max_steps", Some(max_updates), 0..=100_000_000)?,
             per_device_train_batch_size: section.u32(
                 "per_device_train_batch_size",
-                Some(8),
+                Some(if codes { 16 } else { 8 }),
                 1..=65_536,
             )?,
             gradient_accumulation_steps: section.u32(
@@ -119,8 +137,12 @@ impl SftSettings {
                 Some(1),
                 1..=1024,
             )?,
-            max_length: section.u32("max_length", Some(1024), 1..=262_144)?,
-            optimizer: OptimizerSettings::read(section, 1e-4)?,
+            max_length: section.u32(
+                "max_length",
+                Some(if codes { 4096 } else { 1024 }),
+                1..=262_144,
+            )?,
+            optimizer,
             gradient_checkpointing: section.bool("gradient_checkpointing", true)?,
             compute_dtype: section.choice(
                 "compute_dtype",
@@ -132,10 +154,15 @@ impl SftSettings {
 
     /// Updates over a data set of so many rows. The last update of an epoch may be a small one.
     pub fn updates(&self, rows: usize) -> u64 {
+        let all = self.updates_per_epoch(rows) * u64::from(self.num_train_epochs);
+        if self.max_steps == 0 { all } else { all.min(self.max_steps.into()) }
+    }
+
+    /// Updates of one pass over so many rows.
+    pub fn updates_per_epoch(&self, rows: usize) -> u64 {
         let batch = u64::from(self.per_device_train_batch_size)
             * u64::from(self.gradient_accumulation_steps);
-        let all = (rows as u64).div_ceil(batch.max(1)) * u64::from(self.num_train_epochs);
-        if self.max_steps == 0 { all } else { all.min(self.max_steps.into()) }
+        (rows as u64).div_ceil(batch.max(1))
     }
 }
 
@@ -167,6 +194,8 @@ impl SftRecipe {
                 "remove it, or set trainable to \"lora\"",
             ));
         }
+        let prompt = PromptTemplate::read(&recipe)?;
+        let training = Section::new("training", training, TRAINING_KEYS)?;
         Ok(Self {
             path: path.to_owned(),
             sha256,
@@ -175,8 +204,13 @@ impl SftRecipe {
             valid,
             output_dir: recipe.optional_path("output_dir")?.map(|path| base.join(path)),
             seed: recipe.u64("seed", Some(42), 0..=u64::MAX)?,
-            chat_template_kwargs: kwargs(&recipe)?,
-            training: SftSettings::read(&Section::new("training", training, TRAINING_KEYS)?)?,
+            chat_template_kwargs: if prompt.is_some() {
+                code_kwargs(&recipe)?
+            } else {
+                kwargs(&recipe)?
+            },
+            training: SftSettings::read(&training, prompt.is_some())?,
+            prompt,
             trainable,
             lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
         })
@@ -194,80 +228,18 @@ impl SftRecipe {
             "training": self.training,
             "trainable": self.trainable,
         });
-        if let (Trainable::Lora, Some(object)) = (self.trainable, settings.as_object_mut()) {
-            object.insert("lora".into(), json!(self.lora));
+        let lora = (self.trainable == Trainable::Lora).then(|| ("lora", json!(self.lora)));
+        let prompt = self.prompt.as_ref().map(|prompt| ("prompt", json!(prompt)));
+        if let Some(object) = settings.as_object_mut() {
+            object.extend(prompt.into_iter().chain(lora).map(|(key, it)| (key.to_owned(), it)));
         }
         settings
     }
 }
 
-/// One conversation: what the chat template takes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Conversation {
-    /// The row's id, where it has one.
-    pub id: Option<String>,
-    /// The messages, as the template takes them.
-    pub messages: Vec<Value>,
-    /// The tools, as the template takes them.
-    pub tools: Vec<Value>,
-}
-
-/// The conversations of a frozen file: `{"id"?, "messages", "tools"?}` a line.
-///
-/// # Errors
-/// The file cannot be read or is not the frozen one; a row that is no conversation, by line.
-pub fn read_conversations(file: &Frozen) -> Result<Vec<Conversation>, RecipeError> {
-    read_rows(file, conversation)
-}
-
-fn conversation(row: &Map<String, Value>) -> Result<Conversation, String> {
-    let id = match row.get("id") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(id)) => Some(id.clone()),
-        Some(other) => return Err(format!("id must be a text, not {}", shown(other))),
-    };
-    let messages = match row.get("messages") {
-        Some(Value::Array(messages)) if !messages.is_empty() => messages.clone(),
-        Some(other) => {
-            return Err(format!("messages must be a list of messages, not {}", shown(other)));
-        }
-        None => return Err("messages is missing: add a list of messages".into()),
-    };
-    let mut learned = false;
-    for (index, message) in messages.iter().enumerate() {
-        let role = message.get("role").and_then(Value::as_str);
-        match role {
-            Some("assistant") => learned = true,
-            Some("system" | "user" | "tool") => {}
-            Some(role) => {
-                return Err(format!(
-                    "messages[{index}].role must be system, user, assistant or tool, not {:?}",
-                    clipped(role)
-                ));
-            }
-            None => return Err(format!("messages[{index}] must be an object with a role")),
-        }
-        let calls = message.get("tool_calls").is_some_and(|calls| !calls.is_null());
-        match message.get("content") {
-            Some(Value::String(_)) => {}
-            None | Some(Value::Null) if role == Some("assistant") && calls => {}
-            found => {
-                return Err(format!(
-                    "messages[{index}].content must be a text, not {}",
-                    found.map_or_else(|| "absent".into(), shown)
-                ));
-            }
-        }
-    }
-    if !learned {
-        return Err("messages have no assistant turn: there is nothing to learn".into());
-    }
-    let tools = match row.get("tools") {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(tools)) if tools.iter().all(Value::is_object) => tools.clone(),
-        Some(other) => {
-            return Err(format!("tools must be a list of objects, not {}", shown(other)));
-        }
-    };
-    Ok(Conversation { id, messages, tools })
+/// The variables of the chat template for rows of codes: no thinking, unless the recipe says so.
+pub(super) fn code_kwargs(recipe: &Section<'_>) -> Result<Map<String, Value>, RecipeError> {
+    let mut all = Map::from_iter([("enable_thinking".to_owned(), Value::Bool(false))]);
+    all.extend(kwargs(recipe)?);
+    Ok(all)
 }

@@ -1,10 +1,13 @@
-//! `learner sft`: supervised fine-tuning on conversations, of an adapter or of every weight.
+//! `learner sft`: supervised fine-tuning on conversations or on rows of codes, of an adapter or of
+//! every weight.
 
 pub mod conversation;
+pub mod data;
+pub mod plan;
+mod save;
 pub mod train;
 
 use std::{
-    collections::HashMap,
     fs,
     io::Write as _,
     path::{Path, PathBuf},
@@ -12,10 +15,8 @@ use std::{
 };
 
 use policy::{
-    chat::{ChatFormat, ChatOptions},
     device::DeviceChoice,
-    model::{Adapter, Checkpoint, Decoder, LoadDtype, ModelError},
-    score::ScoreRow,
+    model::{Adapter, Decoder, LoadDtype},
 };
 use protocol::ComputeDtype;
 use serde::Serialize;
@@ -23,11 +24,14 @@ use serde_json::json;
 use terminal::{Failure, Interrupt, Progress};
 
 use self::{
-    conversation::supervised_row,
+    data::Data,
+    plan::{SftPlan, images_record},
+    save::save,
     train::{Student, epoch_order, supervised_loss, supervised_update},
 };
 use crate::{
-    recipe::{Conversation, Frozen, SftRecipe, Trainable, check_output, read_conversations},
+    recipe::{SftRecipe, Trainable},
+    rows::{Accuracy, Example, peak_memory_gib, teacher_forced_accuracy},
     train::update::adamw,
 };
 
@@ -51,10 +55,16 @@ pub struct SftSummary {
     pub rows: u64,
     /// Mean loss of the last updates, nats a token.
     pub loss: f64,
-    /// Loss on the validation rows before and after, where there are any.
+    /// Loss on the validation conversations before and after, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub valid: Option<[f64; 2]>,
+    /// Accuracy on the validation rows before and after, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<[Accuracy; 2]>,
     /// Seconds of training.
     pub seconds: f64,
+    /// Most memory of the process, GiB.
+    pub peak_memory_gib: Option<f64>,
     /// The directory that was written.
     pub output: PathBuf,
     /// The checkpoint or adapter in it.
@@ -70,6 +80,18 @@ struct Update {
     grad_norm: f64,
     learning_rate: f64,
     tokens_per_second: f64,
+    seconds_per_update: f64,
+    eta_seconds: f64,
+    peak_memory_gib: Option<f64>,
+}
+
+/// `valid.json` of rows.
+#[derive(Serialize)]
+struct Valid {
+    epoch: u64,
+    updates: u64,
+    #[serde(flatten)]
+    accuracy: Accuracy,
 }
 
 /// Trains by a recipe.
@@ -82,55 +104,42 @@ pub fn run(
     interrupt: &Interrupt,
     progress: &mut Progress,
 ) -> Result<SftSummary, Failure> {
-    let recipe = SftRecipe::read(path).map_err(Failure::mistake)?;
-    recipe.model.verify_model().map_err(Failure::mistake)?;
-    let output = options.output.as_ref().or(recipe.output_dir.as_ref()).ok_or_else(|| {
-        Failure::Mistake("output_dir is missing: set it in the recipe or with --output DIR".into())
-    })?;
-    let inputs: Vec<&Frozen> =
-        [&recipe.model, &recipe.dataset].into_iter().chain(&recipe.valid).collect();
-    let output = check_output(output, &inputs).map_err(Failure::mistake)?;
-    let mut formats = Formats::new(&recipe);
-    let rows = formats.rows(&recipe, &recipe.dataset)?;
-    let valid = match &recipe.valid {
-        Some(file) => Some(formats.rows(&recipe, file)?),
-        None => None,
-    };
+    let plan = SftPlan::read(path, options.output.as_deref()).map_err(Failure::mistake)?;
+    let SftPlan { recipe, output, checkpoint, data, .. } = &plan;
     let device = options.device.resolve().open().map_err(Failure::mistake)?;
-    let dtype = match recipe.training.compute_dtype {
-        ComputeDtype::F32 => LoadDtype::F32,
-        ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
-    };
-    let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
-    let mut decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
-    let mut student = match recipe.trainable {
+    let dtype = load_dtype(recipe.training.compute_dtype);
+    let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
+    let student = match recipe.trainable {
         Trainable::All => Student::Base,
         Trainable::Lora => {
             let adapter = Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed);
             Student::Adapter(Box::new(adapter.map_err(Failure::mistake)?))
         }
     };
-    fs::create_dir_all(&output)
+    fs::create_dir_all(output)
         .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
-    let batch = recipe.training.per_device_train_batch_size as usize;
-    let measure = |decoder: &Decoder, student: &Student| -> Result<Option<f64>, Failure> {
-        let loss = valid.as_ref().map(|rows| supervised_loss(decoder, student, rows, batch));
-        loss.transpose().map_err(Failure::fault)
-    };
-    let before = measure(&decoder, &student)?;
+    let mut run = Run { recipe, data, output, decoder, student };
+    let before = run.measure()?;
+    if let Measured::Accuracy(accuracy) = before {
+        progress.note(&format!("before: {}", shown(&accuracy)));
+    }
     let started = Instant::now();
-    let trained = train(&recipe, &rows, &mut decoder, &mut student, &output, interrupt, progress)?;
+    let trained = run.train(interrupt, progress)?;
     let seconds = started.elapsed().as_secs_f64();
-    let after = measure(&decoder, &student)?;
-    let (checkpoint, sha256) =
-        save(&recipe, &decoder, &student, &output).map_err(Failure::fault)?;
+    let after = match trained.measured {
+        Some(measured) => measured,
+        None => run.measure()?,
+    };
+    let (checkpoint, sha256) = run.save()?;
     let summary = SftSummary {
         status: if trained.interrupted { "interrupted" } else { "completed" },
         updates: trained.updates,
         rows: trained.rows,
         loss: trained.loss,
-        valid: before.zip(after).map(|(before, after)| [before, after]),
+        valid: before.loss().zip(after.loss()).map(|(before, after)| [before, after]),
+        accuracy: before.accuracy().zip(after.accuracy()).map(|(before, after)| [before, after]),
         seconds,
+        peak_memory_gib: peak_memory_gib(),
         checkpoint,
         sha256,
         output: output.clone(),
@@ -139,10 +148,12 @@ pub fn run(
         "schema_version": 1,
         "recipe_sha256": recipe.sha256,
         "settings": recipe.settings(),
+        "images": images_record(&data.images),
         "result": {
             "status": summary.status, "updates": summary.updates, "rows": summary.rows,
-            "loss": summary.loss, "valid": summary.valid, "sha256": summary.sha256,
-            "seconds": summary.seconds,
+            "loss": summary.loss, "valid": summary.valid, "accuracy": summary.accuracy,
+            "sha256": summary.sha256, "seconds": summary.seconds,
+            "peak_memory_gib": summary.peak_memory_gib,
         },
         "version": env!("CARGO_PKG_VERSION"),
     });
@@ -154,172 +165,189 @@ pub fn run(
     Ok(summary)
 }
 
+/// The type in which a checkpoint's weights are loaded.
+pub(crate) fn load_dtype(dtype: ComputeDtype) -> LoadDtype {
+    match dtype {
+        ComputeDtype::F32 => LoadDtype::F32,
+        ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
+    }
+}
+
+/// What the validation rows say.
+#[derive(Clone, Copy)]
+enum Measured {
+    Nothing,
+    Loss(f64),
+    Accuracy(Accuracy),
+}
+
+impl Measured {
+    fn loss(self) -> Option<f64> {
+        if let Self::Loss(loss) = self { Some(loss) } else { None }
+    }
+
+    fn accuracy(self) -> Option<Accuracy> {
+        if let Self::Accuracy(accuracy) = self { Some(accuracy) } else { None }
+    }
+}
+
+/// A run in progress.
+struct Run<'a> {
+    recipe: &'a SftRecipe,
+    data: &'a Data,
+    output: &'a Path,
+    decoder: Decoder,
+    student: Student,
+}
+
 struct Trained {
     updates: u64,
     rows: u64,
     loss: f64,
     interrupted: bool,
+    /// After the last update, where the epoch was measured.
+    measured: Option<Measured>,
 }
 
-fn train(
-    recipe: &SftRecipe,
-    rows: &[ScoreRow],
-    decoder: &mut Decoder,
-    student: &mut Student,
-    output: &Path,
-    interrupt: &Interrupt,
-    progress: &mut Progress,
-) -> Result<Trained, Failure> {
-    let settings = &recipe.training;
-    let total = settings.updates(rows.len());
-    let micro = settings.per_device_train_batch_size as usize;
-    let batch = micro.saturating_mul(settings.gradient_accumulation_steps as usize);
-    let mut optimizer = adamw(&settings.optimizer);
-    let path = output.join("metrics.jsonl");
-    let mut metrics = fs::File::create(&path).map_err(|e| io_fault(&path, &e))?;
-    let mut trained = Trained { updates: 0, rows: 0, loss: 0.0, interrupted: false };
-    progress.start("sft", total);
-    'training: for epoch in 0..u64::from(settings.num_train_epochs) {
-        let order = epoch_order(recipe.seed, epoch, rows.len());
-        for chosen in order.chunks(batch) {
-            if trained.updates >= total {
-                break 'training;
+impl Run<'_> {
+    fn measure(&self) -> Result<Measured, Failure> {
+        let Some(valid) = &self.data.valid else { return Ok(Measured::Nothing) };
+        let batch = self.recipe.training.per_device_train_batch_size as usize;
+        let (decoder, images) = (&self.decoder, &self.data.images);
+        match self.data.digits {
+            None => {
+                supervised_loss(decoder, &self.student, valid, images, batch).map(Measured::Loss)
             }
-            if interrupt.raised() {
-                trained.interrupted = true;
-                break 'training;
+            Some(digits) => {
+                let adapter = self.student.adapter();
+                teacher_forced_accuracy(decoder, adapter, valid, images, digits, batch)
+                    .map(Measured::Accuracy)
             }
-            let micro_batches: Vec<Vec<&ScoreRow>> = chosen
-                .chunks(micro)
-                .map(|chosen| chosen.iter().map(|row| &rows[*row]).collect())
-                .collect();
-            let learning_rate = settings.optimizer.learning_rate_at(trained.updates, total);
-            let started = Instant::now();
-            let report = supervised_update(
-                decoder,
-                student,
-                &mut optimizer,
-                learning_rate,
-                &micro_batches,
-                settings.gradient_checkpointing,
-            )
-            .map_err(Failure::fault)?;
-            trained.updates += 1;
-            trained.rows += chosen.len() as u64;
-            // The losses of about the last ten updates.
-            let share = 1.0 / trained.updates.min(10) as f64;
-            trained.loss += share * (report.loss - trained.loss);
-            let record = Update {
-                update: trained.updates,
-                loss: report.loss,
-                grad_norm: report.grad_norm,
-                learning_rate,
-                tokens_per_second: report.tokens as f64 / started.elapsed().as_secs_f64(),
-            };
-            let line = serde_json::to_string(&record).map_err(Failure::fault)?;
-            writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
-            let text = format!(
-                "update {}/{total}  loss {:.4}  grad {:.3}  {:.0} tok/s",
-                trained.updates, report.loss, report.grad_norm, record.tokens_per_second
-            );
-            progress.at(trained.updates, &text, "update", &record);
         }
     }
-    progress.end();
-    Ok(trained)
-}
 
-/// One chat format a set of tools, as rows bring their own.
-struct Formats {
-    model: PathBuf,
-    options: ChatOptions,
-    by_tools: HashMap<String, ChatFormat>,
-}
-
-impl Formats {
-    fn new(recipe: &SftRecipe) -> Self {
-        let options =
-            ChatOptions { kwargs: recipe.chat_template_kwargs.clone(), ..ChatOptions::default() };
-        Self { model: recipe.model.path.clone(), options, by_tools: HashMap::new() }
+    fn save(&self) -> Result<(PathBuf, protocol::Digest), Failure> {
+        save(self.recipe, &self.decoder, &self.student, self.output).map_err(Failure::fault)
     }
 
-    fn rows(&mut self, recipe: &SftRecipe, file: &Frozen) -> Result<Vec<ScoreRow>, Failure> {
-        let conversations = read_conversations(file).map_err(Failure::mistake)?;
-        let longest = recipe.training.max_length as usize;
-        let mut rows = Vec::with_capacity(conversations.len());
-        for (index, conversation) in conversations.iter().enumerate() {
-            let at = |problem: String| {
-                let name = conversation.id.as_deref().unwrap_or("without id");
-                let path = file.path.display();
-                Failure::Mistake(format!("{path}, row {} ({name}): {problem}", index + 1))
-            };
-            let format = self.format(conversation).map_err(at)?;
-            let row =
-                supervised_row(format, &conversation.messages).map_err(|e| at(e.to_string()))?;
-            if row.ids.len() > longest {
-                return Err(at(format!(
-                    "{} ids are more than training.max_length ({longest}); raise it or shorten the row",
-                    row.ids.len()
-                )));
+    fn train(
+        &mut self,
+        interrupt: &Interrupt,
+        progress: &mut Progress,
+    ) -> Result<Trained, Failure> {
+        let settings = &self.recipe.training;
+        let data = self.data;
+        let total = settings.updates(data.train.len());
+        let micro = settings.per_device_train_batch_size as usize;
+        let batch = micro.saturating_mul(settings.gradient_accumulation_steps as usize);
+        let mut optimizer = adamw(&settings.optimizer);
+        let path = self.output.join("metrics.jsonl");
+        let mut metrics = fs::File::create(&path).map_err(|e| io_fault(&path, &e))?;
+        let mut trained =
+            Trained { updates: 0, rows: 0, loss: 0.0, interrupted: false, measured: None };
+        progress.start("sft", total);
+        let begun = Instant::now();
+        for epoch in 0..u64::from(settings.num_train_epochs) {
+            let order = epoch_order(self.recipe.seed, epoch, data.train.len());
+            for chosen in order.chunks(batch) {
+                trained.interrupted = interrupt.raised();
+                if trained.updates >= total || trained.interrupted {
+                    break;
+                }
+                let chosen: Vec<&Example> = chosen.iter().map(|row| &data.train[*row]).collect();
+                let micro_batches: Vec<&[&Example]> = chosen.chunks(micro).collect();
+                let learning_rate = settings.optimizer.learning_rate_at(trained.updates, total);
+                let started = Instant::now();
+                let report = supervised_update(
+                    &mut self.decoder,
+                    &mut self.student,
+                    &mut optimizer,
+                    learning_rate,
+                    &micro_batches,
+                    &data.images,
+                    settings.gradient_checkpointing,
+                )?;
+                trained.updates += 1;
+                trained.rows += chosen.len() as u64;
+                trained.measured = None;
+                // The losses of about the last ten updates.
+                let share = 1.0 / trained.updates.min(10) as f64;
+                trained.loss += share * (report.loss - trained.loss);
+                let each = begun.elapsed().as_secs_f64() / trained.updates as f64;
+                let record = Update {
+                    update: trained.updates,
+                    loss: report.loss,
+                    grad_norm: report.grad_norm,
+                    learning_rate,
+                    tokens_per_second: report.tokens as f64 / started.elapsed().as_secs_f64(),
+                    seconds_per_update: each,
+                    eta_seconds: each * (total - trained.updates) as f64,
+                    peak_memory_gib: peak_memory_gib(),
+                };
+                let line = serde_json::to_string(&record).map_err(Failure::fault)?;
+                writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
+                progress.at(trained.updates, &record.line(total), "update", &record);
             }
-            rows.push(row);
+            // The cut-off epoch of a run that is bounded by updates counts as one.
+            let ended = trained.updates >= total || trained.interrupted;
+            if data.digits.is_some() && trained.measured.is_none() {
+                trained.measured = Some(self.end_epoch(epoch + 1, trained.updates, progress)?);
+            }
+            if ended {
+                break;
+            }
         }
-        Ok(rows)
+        progress.end();
+        Ok(trained)
     }
 
-    fn format(&mut self, conversation: &Conversation) -> Result<&ChatFormat, String> {
-        let key = serde_json::Value::from(conversation.tools.clone()).to_string();
-        if !self.by_tools.contains_key(&key) {
-            let options = ChatOptions { tools: conversation.tools.clone(), ..self.options.clone() };
-            let format = ChatFormat::load(&self.model, options).map_err(|e| e.to_string())?;
-            self.by_tools.insert(key.clone(), format);
+    /// Rows are measured, and the policy is kept, after every epoch.
+    fn end_epoch(
+        &self,
+        epoch: u64,
+        updates: u64,
+        progress: &Progress,
+    ) -> Result<Measured, Failure> {
+        let measured = self.measure()?;
+        self.save()?;
+        if let Measured::Accuracy(accuracy) = measured {
+            let valid = Valid { epoch, updates, accuracy };
+            progress.note(&format!("epoch {epoch}: {}", shown(&accuracy)));
+            progress.record("valid", &valid);
+            let line = serde_json::to_string(&valid).map_err(Failure::fault)?;
+            write(&self.output.join("valid.json"), format!("{line}\n").as_bytes())?;
         }
-        self.by_tools.get(&key).ok_or_else(|| "no chat format".into())
+        Ok(measured)
     }
 }
 
-/// Writes the adapter, or a whole checkpoint: the weights anew, everything else as it was.
-fn save(
-    recipe: &SftRecipe,
-    decoder: &Decoder,
-    student: &Student,
-    output: &Path,
-) -> Result<(PathBuf, protocol::Digest), SaveError> {
-    if let Student::Adapter(adapter) = student {
-        let dir = output.join("adapter");
-        adapter.save_peft(&dir, &recipe.model.path.to_string_lossy())?;
-        return Ok((dir, protocol::Digest::of(&adapter.to_safetensors()?)));
+impl Update {
+    fn line(&self, total: u64) -> String {
+        let peak =
+            self.peak_memory_gib.map_or_else(String::new, |it| format!("  peak {it:.1} GiB"));
+        format!(
+            "update {}/{total}  loss {:.4}  grad {:.3}  {:.0} tok/s  {:.2} s/update  eta {:.0} min{peak}",
+            self.update,
+            self.loss,
+            self.grad_norm,
+            self.tokens_per_second,
+            self.seconds_per_update,
+            self.eta_seconds / 60.0,
+        )
     }
-    let dir = output.join("checkpoint");
-    fs::create_dir_all(&dir)?;
-    for entry in fs::read_dir(&recipe.model.path)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let text = name.to_string_lossy();
-        // Old weights must not stand beside the new ones.
-        let weights = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
-        if entry.file_type()?.is_file() && !weights && !text.starts_with('.') {
-            fs::copy(entry.path(), dir.join(name))?;
-        }
-    }
-    decoder.save_weights(&dir.join("model.safetensors"))?;
-    let digest = policy::model::checkpoint_digests(&dir)?.all;
-    Ok((dir, digest))
 }
 
-/// What was trained could not be saved.
-#[derive(Debug, thiserror::Error)]
-enum SaveError {
-    #[error("the checkpoint cannot be written: {0}")]
-    Io(#[from] std::io::Error),
-    #[error(transparent)]
-    Model(#[from] ModelError),
+fn shown(accuracy: &Accuracy) -> String {
+    format!(
+        "digits {:.4}, codes {:.4} right of {} held-out rows",
+        accuracy.digit_acc, accuracy.code_acc, accuracy.rows
+    )
 }
 
 fn io_fault(path: &Path, error: &std::io::Error) -> Failure {
     Failure::Fault(format!("{}: {error}", path.display()))
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     fs::write(path, bytes).map_err(|e| io_fault(path, &e))
 }

@@ -1,13 +1,12 @@
 //! Supervised updates: the mean cross entropy of the scored ids.
 
-use super::conversation::shared_prefix;
 use policy::{
-    model::{Adapter, Decoder, ModelError},
-    score::{
-        Gradients, Optimizer, ScoreBatch, ScoreConfig, ScoreRow, Trainable, forward, log_probs,
-    },
-    vision::PlacedImage,
+    model::{Adapter, Decoder},
+    score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
 };
+use terminal::Failure;
+
+use crate::rows::{Example, Images, batches, shared_batch};
 
 /// What is trained, with its optimizer.
 pub enum Student {
@@ -15,6 +14,16 @@ pub enum Student {
     Adapter(Box<Adapter>),
     /// All weights of the base.
     Base,
+}
+
+impl Student {
+    /// The adapter, where one is trained.
+    pub fn adapter(&self) -> Option<&Adapter> {
+        match self {
+            Self::Adapter(adapter) => Some(adapter),
+            Self::Base => None,
+        }
+    }
 }
 
 /// What one supervised update did.
@@ -28,88 +37,73 @@ pub struct SupervisedReport {
     pub tokens: u64,
 }
 
-/// A forward pass that several rows share a prefix in.
-fn batch(rows: &[&ScoreRow]) -> ScoreBatch {
-    let shared = shared_prefix(rows);
-    let prefix = rows.first().map_or_else(Vec::new, |row| row.ids[..shared].to_vec());
-    let rows = rows.iter().map(|row| ScoreRow {
-        ids: row.ids[shared..].to_vec(),
-        scored: row.scored[shared..].to_vec(),
-        images: (row.images.iter().cloned())
-            .map(|image| PlacedImage { at: image.at - shared, ..image })
-            .collect(),
-        noise: None,
-    });
-    ScoreBatch { rows: rows.collect(), prefix, images: Vec::new() }
-}
-
-fn scored(rows: &[&ScoreRow]) -> usize {
+fn scored(rows: &[&Example]) -> usize {
     rows.iter().flat_map(|row| &row.scored).filter(|scored| **scored).count()
 }
 
 /// One update on `micro_batches`, whose scored ids weigh the same wherever they stand.
 ///
 /// # Errors
-/// A gradient that is not finite, a failing device, or rows that the model cannot take.
+/// A gradient that is not finite, a failing device, an image that changed, or rows that the model
+/// cannot take.
 pub fn supervised_update(
     decoder: &mut Decoder,
     student: &mut Student,
     optimizer: &mut Optimizer,
     learning_rate: f64,
-    micro_batches: &[Vec<&ScoreRow>],
+    micro_batches: &[&[&Example]],
+    images: &Images,
     checkpointing: bool,
-) -> Result<SupervisedReport, ModelError> {
+) -> Result<SupervisedReport, Failure> {
     let total: usize = micro_batches.iter().map(|rows| scored(rows)).sum();
     let weight = 1.0 / total.max(1) as f64;
     let config = ScoreConfig { checkpointing, ..ScoreConfig::default() };
     let (mut loss, mut tokens, mut sum) = (0.0, 0, None::<Gradients>);
     for rows in micro_batches {
-        let batch = batch(rows);
+        let batch = shared_batch(Example::score_rows(rows, images).map_err(Failure::Fault)?);
         tokens +=
             (batch.prefix.len() + batch.rows.iter().map(|r| r.ids.len()).sum::<usize>()) as u64;
-        let (adapter, trainable) = match student {
-            Student::Adapter(adapter) => (Some(&**adapter), Trainable::Adapter),
-            Student::Base => (None, Trainable::Base),
-        };
-        let tape = forward(decoder, adapter, trainable, &batch, &config)?;
+        let adapter = student.adapter();
+        let trainable = if adapter.is_some() { Trainable::Adapter } else { Trainable::Base };
+        let tape = forward(decoder, adapter, trainable, &batch, &config).map_err(Failure::fault)?;
         let logp = tape.log_probs();
         loss -= logp.iter().flatten().map(|lp| f64::from(*lp)).sum::<f64>() * weight;
         #[allow(clippy::cast_possible_truncation, reason = "gradients enter the model in f32")]
         let slope: Vec<Vec<f32>> = logp.iter().map(|row| vec![-weight as f32; row.len()]).collect();
-        let gradients = tape.backward(&slope)?;
+        let gradients = tape.backward(&slope).map_err(Failure::fault)?;
         match &mut sum {
             None => sum = Some(gradients),
             Some(sum) => sum.add(gradients),
         }
     }
     let grad_norm = match (sum, student) {
-        (None, _) => 0.0,
+        (None, _) => Ok(0.0),
         (Some(gradients), Student::Adapter(adapter)) => {
-            optimizer.step(learning_rate, &mut **adapter, gradients)?
+            optimizer.step(learning_rate, &mut **adapter, gradients)
         }
-        (Some(gradients), Student::Base) => optimizer.step(learning_rate, decoder, gradients)?,
+        (Some(gradients), Student::Base) => optimizer.step(learning_rate, decoder, gradients),
     };
+    let grad_norm = grad_norm.map_err(Failure::fault)?;
     Ok(SupervisedReport { loss, grad_norm, tokens })
 }
 
-/// Mean cross entropy of the scored ids of `rows`, nats, without training.
+/// Mean cross entropy of the scored ids of `examples`, nats, without training.
 ///
 /// # Errors
-/// As [`supervised_update`].
+/// An image that changed; as [`supervised_update`].
 pub fn supervised_loss(
     decoder: &Decoder,
     student: &Student,
-    rows: &[ScoreRow],
+    examples: &[Example],
+    images: &Images,
     batch_size: usize,
-) -> Result<f64, ModelError> {
-    let adapter = match student {
-        Student::Adapter(adapter) => Some(&**adapter),
-        Student::Base => None,
-    };
+) -> Result<f64, Failure> {
     let (mut sum, mut count) = (0.0, 0usize);
-    for rows in rows.chunks(batch_size.max(1)) {
-        let rows: Vec<&ScoreRow> = rows.iter().collect();
-        let scores = log_probs(decoder, adapter, &batch(&rows), &ScoreConfig::default())?;
+    for rows in batches(examples, batch_size) {
+        let rows = Example::score_rows(&rows, images).map_err(Failure::Fault)?;
+        let config = ScoreConfig::default();
+        let scores = log_probs(decoder, student.adapter(), &shared_batch(rows), &config)
+            .map_err(Failure::fault)?;
         let values = scores.log_probs.iter().flatten();
         count += values.clone().count();
         sum -= values.map(|lp| f64::from(*lp)).sum::<f64>();

@@ -298,7 +298,8 @@ fn part_gradient(
     Ok(())
 }
 
-fn wide(rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
+/// Log-probabilities as the loss takes them.
+pub(crate) fn wide(rows: &[Vec<f32>]) -> Vec<Vec<f64>> {
     rows.iter().map(|row| row.iter().copied().map(f64::from).collect()).collect()
 }
 

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{ChatError, ChatFormat, ChatTokenizer, source::read_json, tokenizer::special_tokens};
+use super::{
+    ChatError, ChatFormat, ChatTokenizer, Rendered, source::read_json, tokenizer::special_tokens,
+};
 
 /// The id that stands for an image: config.json's `image_token_id`, else the tokenizer's `image_token`.
 pub(super) fn image_pad(
@@ -53,15 +55,42 @@ impl ChatFormat {
         reset_text: &str,
         images: usize,
     ) -> Result<Vec<u32>, ChatError> {
+        let rendered = self.showing(&format!("{task_prompt}{reset_text}"), images)?;
+        self.encode_shown(&rendered, images)
+    }
+
+    /// The ids of a prompt with images before `text`, of the turn that answers it with `answer`, and of
+    /// that turn's end: encoded as one text, as reference scripts do that append the answer to a
+    /// rendered prompt. Control tokens in `answer` count.
+    ///
+    /// # Errors
+    /// As [`ChatFormat::prompt_with_images`].
+    pub fn answered_with_images(
+        &self,
+        text: &str,
+        images: usize,
+        answer: &str,
+    ) -> Result<Vec<u32>, ChatError> {
+        let mut rendered = self.showing(text, images)?;
+        rendered.text.push_str(answer);
+        rendered.text.push_str(&self.tokenizer.token(self.turn_end()).unwrap_or_default());
+        self.encode_shown(&rendered, images)
+    }
+
+    fn showing(&self, text: &str, images: usize) -> Result<Rendered, ChatError> {
+        let mut messages = self.opening(text);
+        if let Some(user) = messages.last_mut().filter(|_| images > 0) {
+            user["content"] = shown_content(images, text);
+        }
+        self.render(messages, true)
+    }
+
+    fn encode_shown(&self, rendered: &Rendered, images: usize) -> Result<Vec<u32>, ChatError> {
+        let ids = self.tokenizer.encode(&rendered.text, &rendered.untrusted)?;
         if images == 0 {
-            return self.prompt(task_prompt, reset_text);
+            return Ok(ids);
         }
         let pad = self.image_pad.ok_or(ChatError::NoImages)?;
-        let mut messages = self.opening("");
-        if let Some(user) = messages.last_mut() {
-            user["content"] = shown_content(images, &format!("{task_prompt}{reset_text}"));
-        }
-        let ids = self.conversation(&messages, true)?;
         let written = ids.iter().filter(|id| **id == pad).count();
         if written == images { Ok(ids) } else { Err(ChatError::ImagesNotShown { images, written }) }
     }

@@ -1,6 +1,6 @@
 //! A checkpoint's chat template, rendered as transformers renders it.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use minijinja::{Environment, Value as TemplateValue};
 use serde_json::{Map, Value};
@@ -45,6 +45,17 @@ impl Template {
     /// The template's text, as it was read.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// The variables that it reads, but those that it sets itself and the engine's functions.
+    pub fn variables(&self) -> BTreeSet<String> {
+        let Ok(template) = self.env.get_template(NAME) else { return BTreeSet::new() };
+        let mut variables: BTreeSet<String> =
+            template.undeclared_variables(false).into_iter().collect();
+        for (function, _) in self.env.globals() {
+            variables.remove(function);
+        }
+        variables
     }
 
     /// Renders with the variables of `context` (`messages`, `tools`, `add_generation_prompt`, …).

@@ -106,11 +106,17 @@ impl Optimizer {
         safetensors_bytes("optimizer", "adamw", &tensors)
     }
 
-    /// Puts back a state that [`Optimizer::to_bytes`] gave.
+    /// Puts back a state that [`Optimizer::to_bytes`] gave, for parameters of which `len_of` tells the
+    /// number of values by name.
     ///
     /// # Errors
-    /// Other bytes.
-    pub fn load(&mut self, bytes: &[u8], device: &Device) -> Result<(), ModelError> {
+    /// Other bytes, or a state of other parameters: nothing is changed then.
+    pub fn load(
+        &mut self,
+        bytes: &[u8],
+        device: &Device,
+        len_of: impl Fn(&str) -> Option<usize>,
+    ) -> Result<(), ModelError> {
         let wrong = |reason: String| ModelError::Input(format!("optimizer state: {reason}"));
         let file = SafeTensors::deserialize(bytes).map_err(|e| wrong(e.to_string()))?;
         let mut state = BTreeMap::new();
@@ -120,22 +126,37 @@ impl Optimizer {
                 return Err(wrong(format!("{name:?} is not a flat f32 tensor")));
             }
             let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            Ok(view.data().chunks_exact(4).map(float).collect())
+            let values: Vec<f32> = view.data().chunks_exact(4).map(float).collect();
+            match values.iter().all(|value| value.is_finite()) {
+                true => Ok(values),
+                false => Err(wrong(format!("{name:?} holds a value that is not finite"))),
+            }
         };
         let names = file.names();
         for name in names.iter().filter_map(|name| name.strip_suffix("#steps")) {
             let (first, second) =
                 (read(&format!("{name}#first"))?, read(&format!("{name}#second"))?);
             let steps = read(&format!("{name}#steps"))?;
-            if first.len() != second.len() || steps.len() != 1 {
-                return Err(wrong(format!("{name:?} has moments of unequal lengths")));
+            let &[steps] = &steps[..] else {
+                return Err(wrong(format!("{name:?} has another count of steps than one")));
+            };
+            // An f32 counts exactly to there.
+            if !(0.0..=16_777_216.0).contains(&steps) || steps.fract() != 0.0 {
+                return Err(wrong(format!("{name:?} counts {steps} steps")));
+            }
+            match len_of(name) {
+                None => return Err(wrong(format!("no parameter is called {name:?}"))),
+                Some(len) if first.len() == len && second.len() == len => {}
+                Some(len) => {
+                    return Err(wrong(format!("{name:?} has {len} values, its moments do not")));
+                }
             }
             let tensor = |values: Vec<f32>| {
                 let len = values.len();
                 Tensor::<1>::from_data(TensorData::new(values, [len]), device)
             };
             let momentum =
-                AdaptiveMomentumState::new(steps[0] as usize, tensor(first), tensor(second));
+                AdaptiveMomentumState::new(steps as usize, tensor(first), tensor(second));
             state.insert(name.to_owned(), AdamWState::new(momentum));
         }
         self.state = state;

@@ -1,0 +1,381 @@
+//! `learner ppo`: rounds of PPO on rows of sampled codes, from a file or sampled here.
+
+pub mod plan;
+pub mod rollouts;
+pub mod round;
+pub mod sampling;
+pub mod state;
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use clap::Args;
+use policy::{
+    device::DeviceChoice,
+    model::{Adapter, Decoder},
+    score::Optimizer,
+};
+use protocol::Digest;
+use serde::Serialize;
+use serde_json::{Value, json};
+use terminal::{Failure, Interrupt, Progress};
+
+use self::{
+    plan::PpoPlan,
+    rollouts::{RolloutRecord, SampledRound, sample_codes, sample_round},
+    round::{Anchors, Place, PpoUpdate, Round, RoundRows, RoundStats},
+    sampling::CodeSampler,
+    state::{ADAPTER, Stopped, load_policy, save_place, save_policy},
+};
+use crate::{
+    recipe::{PpoInputs, RolloutSettings, Sampled},
+    rows::{Accuracy, Example, Images, peak_memory_gib},
+    sft::{load_dtype, plan::images_record, write},
+};
+
+/// What the command line adds to the recipe.
+#[derive(Clone, Debug, Args)]
+pub struct PpoOptions {
+    #[allow(missing_docs, reason = "clap would take it for the command's own")]
+    #[command(flatten)]
+    pub inputs: PpoInputs,
+    /// Where to write, instead of the recipe's output_dir.
+    #[arg(long)]
+    pub output: Option<PathBuf>,
+    /// Go on with the run that stopped in the output directory.
+    #[arg(long)]
+    pub resume: bool,
+    /// auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    pub device: DeviceChoice,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, Serialize)]
+pub struct PpoSummary {
+    /// `completed` or `interrupted`.
+    pub status: &'static str,
+    /// Updates made, in the last round of several.
+    pub updates: u64,
+    /// What its last epoch did.
+    pub stats: Option<RoundStats>,
+    /// Rounds that were sampled here.
+    pub rounds: Vec<RolloutRecord>,
+    /// Greedy accuracy on the validation rows before and after, where there are any.
+    pub accuracy: Option<[Accuracy; 2]>,
+    /// Seconds of sampling and training.
+    pub seconds: f64,
+    /// Most memory of the process, GiB.
+    pub peak_memory_gib: Option<f64>,
+    /// The directory that was written.
+    pub output: PathBuf,
+    /// The adapter in it, with the optimizer's state.
+    pub adapter: PathBuf,
+    /// SHA-256 of the adapter's weights.
+    pub sha256: Digest,
+}
+
+/// Trains by a recipe.
+///
+/// # Errors
+/// A mistake in recipe, data or paths; a failing device.
+pub fn run(
+    path: &Path,
+    options: &PpoOptions,
+    interrupt: &Interrupt,
+    progress: &mut Progress,
+) -> Result<PpoSummary, Failure> {
+    let mut plan = PpoPlan::read(path, &options.inputs, options.output.as_deref(), options.resume)
+        .map_err(Failure::mistake)?;
+    let images = std::mem::replace(&mut plan.images, Images::none());
+    let stopped = options.resume.then(|| Stopped::read(&plan.output)).transpose()?;
+    if let Some(stopped) = &stopped {
+        let rows = if plan.recipe.rollouts.is_some() { 0 } else { plan.rows.len() };
+        stopped.check(plan.identity, rows)?;
+    }
+    let device = options.device.resolve().open().map_err(Failure::mistake)?;
+    let training = &plan.recipe.training;
+    let decoder = (plan.checkpoint.load(&device, load_dtype(training.compute_dtype)))
+        .map_err(Failure::mistake)?;
+    let here = plan.output.join(ADAPTER);
+    let from = if stopped.is_some() { &here } else { &plan.recipe.adapter.path };
+    let (adapter, optimizer) = load_policy(from, &decoder, &training.optimizer)?;
+    let reference =
+        Adapter::load_peft(&plan.recipe.reference.path, &decoder).map_err(Failure::mistake)?;
+    fs::create_dir_all(&plan.output)
+        .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
+    let path = plan.output.join("metrics.jsonl");
+    let metrics = fs::OpenOptions::new().create(true).append(true).open(&path);
+    let metrics = metrics.map_err(|e| Failure::Fault(format!("{}: {e}", path.display())))?;
+    let mut run = Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics };
+    let before = run.greedy()?;
+    if let Some(accuracy) = &before {
+        progress.note(&format!("before: {}", shown(accuracy)));
+    }
+    let started = Instant::now();
+    let ended = match plan.recipe.rollouts {
+        None => run.rows(stopped, interrupt, progress)?,
+        Some(rollouts) => run.rounds(rollouts, stopped, interrupt, progress)?,
+    };
+    let seconds = started.elapsed().as_secs_f64();
+    let after = run.greedy()?;
+    if let Some(accuracy) = &after {
+        progress.note(&format!("after: {}", shown(accuracy)));
+    }
+    let sha256 = Digest::of(&run.adapter.to_safetensors().map_err(Failure::fault)?);
+    let summary = PpoSummary {
+        status: if ended.interrupted { "interrupted" } else { "completed" },
+        updates: ended.updates,
+        stats: ended.stats,
+        rounds: ended.rounds,
+        accuracy: before.zip(after).map(|(before, after)| [before, after]),
+        seconds,
+        peak_memory_gib: peak_memory_gib(),
+        output: plan.output.clone(),
+        adapter: here,
+        sha256,
+    };
+    run.write_manifest(&summary)?;
+    Ok(summary)
+}
+
+fn shown(accuracy: &Accuracy) -> String {
+    format!(
+        "greedy digits {:.4}, codes {:.4} right of {} held-out rows",
+        accuracy.digit_acc, accuracy.code_acc, accuracy.rows
+    )
+}
+
+/// A run in progress.
+struct Run<'a> {
+    plan: &'a PpoPlan,
+    images: Images,
+    decoder: Decoder,
+    adapter: Adapter,
+    optimizer: Optimizer,
+    reference: Adapter,
+    metrics: File,
+}
+
+#[derive(Default)]
+struct Ended {
+    interrupted: bool,
+    updates: u64,
+    stats: Option<RoundStats>,
+    rounds: Vec<RolloutRecord>,
+}
+
+impl<'a> Run<'a> {
+    /// The round of the recipe's rows.
+    fn rows(
+        &mut self,
+        stopped: Option<Stopped>,
+        interrupt: &Interrupt,
+        progress: &mut Progress,
+    ) -> Result<Ended, Failure> {
+        let plan = self.plan;
+        let sampled = plan.sampled();
+        let (anchors, mut place) = match stopped {
+            Some(stopped) => (stopped.anchors, stopped.place),
+            None => (self.anchors(&plan.examples, &sampled)?, Place::default()),
+        };
+        let total = plan.recipe.training.updates(plan.rows.len());
+        progress.start("ppo", total);
+        let started = Instant::now();
+        self.round(&plan.examples, &sampled, &anchors, &mut place, interrupt, progress, "")?;
+        progress.end();
+        let policy = self.save()?;
+        save_place(&plan.output, 0, &place, &anchors, self.plan.identity, policy)?;
+        let rows = RoundRows { examples: &plan.examples, sampled: &sampled, images: &self.images };
+        let stats = RoundStats::new(&place, &anchors, &rows, started.elapsed().as_secs_f64());
+        write_stats(&plan.output, &stats)?;
+        Ok(Ended {
+            interrupted: place.updates < total,
+            updates: place.updates,
+            stats: Some(stats),
+            rounds: Vec::new(),
+        })
+    }
+
+    /// Rounds that are sampled here. One that is interrupted is begun again when the run goes on.
+    fn rounds(
+        &mut self,
+        rollouts: RolloutSettings,
+        stopped: Option<Stopped>,
+        interrupt: &Interrupt,
+        progress: &mut Progress,
+    ) -> Result<Ended, Failure> {
+        let plan = self.plan;
+        let mut sampler = self.sampler()?;
+        let mut ended = Ended::default();
+        let first = stopped.map_or(0, |stopped| stopped.rounds);
+        self.save_round(first)?;
+        progress.start("ppo", u64::from(rollouts.rounds));
+        for round in first..u64::from(rollouts.rounds) {
+            let started = Instant::now();
+            sampler.set_policy(&self.adapter)?;
+            let (tasks, codes) = sample_codes(plan, &mut sampler, &self.images, round)?;
+            let dir = plan.output.join("rounds").join((round + 1).to_string());
+            let SampledRound { examples, sampled, record } =
+                sample_round(plan, &mut self.images, &codes, &tasks, round, &dir)?;
+            let anchors = self.anchors(&examples, &sampled)?;
+            let mut place = Place::default();
+            let what = format!("round {}/{}  ", round + 1, rollouts.rounds);
+            let training = Instant::now();
+            self.round(&examples, &sampled, &anchors, &mut place, interrupt, progress, &what)?;
+            if interrupt.raised() && place.updates < plan.recipe.training.updates(examples.len()) {
+                ended.interrupted = true;
+                break;
+            }
+            let rows = RoundRows { examples: &examples, sampled: &sampled, images: &self.images };
+            let stats = RoundStats::new(&place, &anchors, &rows, training.elapsed().as_secs_f64());
+            write_stats(&dir, &stats)?;
+            self.save_round(round + 1)?;
+            let line = format!(
+                "{what}reward {:.4}  malformed {}  pg {:+.4}  kl {:.4}  {:.0} s",
+                record.reward,
+                record.malformed,
+                stats.pg_loss,
+                stats.kl,
+                started.elapsed().as_secs_f64()
+            );
+            progress.at(round + 1, &line, "round", &record);
+            self.metric(&json!({"event": "round", "rollouts": record, "stats": stats}))?;
+            ended.updates = place.updates;
+            ended.stats = Some(stats);
+            ended.rounds.push(record);
+            if interrupt.raised() {
+                ended.interrupted = round + 1 < u64::from(rollouts.rounds);
+                break;
+            }
+        }
+        progress.end();
+        if ended.interrupted {
+            // What an unfinished round did to the policy is not kept.
+            let dir = plan.output.join(ADAPTER);
+            let optimizer = &plan.recipe.training.optimizer;
+            (self.adapter, self.optimizer) = load_policy(&dir, &self.decoder, optimizer)?;
+        }
+        if let Some(stats) = &ended.stats {
+            write_stats(&plan.output, stats)?;
+        }
+        Ok(ended)
+    }
+
+    fn anchors(&self, examples: &[Example], sampled: &[Sampled]) -> Result<Anchors, Failure> {
+        let rows = RoundRows { examples, sampled, images: &self.images };
+        // No gradients: twice the rows fit.
+        let batch = 2 * self.plan.recipe.training.per_device_train_batch_size as usize;
+        Anchors::compute(&self.decoder, &self.adapter, &self.reference, &rows, batch)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a round's parts, used once each")]
+    fn round(
+        &mut self,
+        examples: &[Example],
+        sampled: &[Sampled],
+        anchors: &Anchors,
+        place: &mut Place,
+        interrupt: &Interrupt,
+        progress: &Progress,
+        what: &str,
+    ) -> Result<(), Failure> {
+        let settings = &self.plan.recipe.training;
+        let round = Round {
+            decoder: &self.decoder,
+            rows: RoundRows { examples, sampled, images: &self.images },
+            anchors,
+            settings,
+            seed: self.plan.recipe.seed,
+        };
+        let (total, begun) = (settings.updates(examples.len()), Instant::now());
+        let first = place.updates;
+        let metrics = &mut self.metrics;
+        let mut report = |update: &PpoUpdate| {
+            let each = begun.elapsed().as_secs_f64() / (update.update - first) as f64;
+            let eta = each * total.saturating_sub(update.update) as f64;
+            let peak = peak_memory_gib();
+            let mut record = serde_json::to_value(update).map_err(Failure::fault)?;
+            record["seconds_per_update"] = json!(each);
+            record["eta_seconds"] = json!(eta);
+            record["peak_memory_gib"] = json!(peak);
+            writeln!(metrics, "{record}").map_err(Failure::fault)?;
+            let peak = peak.map_or_else(String::new, |it| format!("  peak {it:.1} GiB"));
+            let line = format!(
+                "{what}update {}/{total}  pg {:+.4}  kl {:.4}  clipped {:.3}  grad {:.3}  \
+                 {each:.2} s/update  eta {:.0} min{peak}",
+                update.update,
+                update.pg_loss,
+                update.kl,
+                update.clip_frac,
+                update.grad_norm,
+                eta / 60.0
+            );
+            if what.is_empty() {
+                progress.at(update.update, &line, "update", &record);
+            } else {
+                progress.record("update", &record);
+            }
+            Ok(())
+        };
+        round.train(&mut self.adapter, &mut self.optimizer, place, interrupt, &mut report)
+    }
+
+    /// Greedy accuracy on the validation rows, where there are any.
+    fn greedy(&self) -> Result<Option<Accuracy>, Failure> {
+        let Some((rows, examples)) = &self.plan.valid else { return Ok(None) };
+        let mut sampler = self.sampler()?;
+        sampler.set_policy(&self.adapter)?;
+        let codes: Vec<&str> = rows.iter().map(|row| row.code.as_str()).collect();
+        sampler.greedy_accuracy(examples, &self.images, &codes).map(Some)
+    }
+
+    fn sampler(&self) -> Result<CodeSampler<'a>, Failure> {
+        let plan = self.plan;
+        let valid = plan.valid.iter().flat_map(|(_, examples)| examples);
+        let longest = plan.examples.iter().chain(valid).map(|it| it.prompt().len()).max();
+        CodeSampler::new(&self.decoder, &plan.format, plan.digits, longest.unwrap_or_default())
+    }
+
+    fn save(&self) -> Result<[Digest; 2], Failure> {
+        let base = self.plan.recipe.model.path.to_string_lossy();
+        save_policy(&self.plan.output.join(ADAPTER), &self.adapter, &self.optimizer, &base)
+    }
+
+    fn save_round(&self, rounds: u64) -> Result<(), Failure> {
+        let policy = self.save()?;
+        let (place, anchors) =
+            (Place::default(), Anchors { old: Vec::new(), reference: Vec::new() });
+        save_place(&self.plan.output, rounds, &place, &anchors, self.plan.identity, policy)
+    }
+
+    fn metric(&mut self, record: &Value) -> Result<(), Failure> {
+        writeln!(self.metrics, "{record}").map_err(Failure::fault)
+    }
+
+    fn write_manifest(&self, summary: &PpoSummary) -> Result<(), Failure> {
+        let recipe = &self.plan.recipe;
+        let manifest = json!({
+            "schema_version": 1,
+            "recipe_sha256": recipe.sha256,
+            "settings": recipe.settings(),
+            "images": images_record(&self.images),
+            "result": {
+                "status": summary.status, "updates": summary.updates, "stats": summary.stats,
+                "rounds": summary.rounds, "accuracy": summary.accuracy, "sha256": summary.sha256,
+                "seconds": summary.seconds, "peak_memory_gib": summary.peak_memory_gib,
+            },
+            "version": env!("CARGO_PKG_VERSION"),
+        });
+        write(&self.plan.output.join("manifest.json"), format!("{manifest:#}\n").as_bytes())
+    }
+}
+
+fn write_stats(dir: &Path, stats: &RoundStats) -> Result<(), Failure> {
+    let line = serde_json::to_string(stats).map_err(Failure::fault)?;
+    write(&dir.join("stats.json"), format!("{line}\n").as_bytes())
+}

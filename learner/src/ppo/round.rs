@@ -1,0 +1,289 @@
+//! One round: old and reference log-probabilities once, then epochs of clipped updates on the same
+//! rows. Everything about it follows from its rows, adapters, optimizer and settings, so it can stop
+//! after any update and go on as if it had not.
+
+use policy::{
+    model::{Adapter, Decoder},
+    score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
+};
+use serde::Serialize;
+use terminal::{Failure, Interrupt};
+
+use crate::{
+    loss::{Advantage, Aggregation, Denominator, LossRow, StepTotals, policy_loss},
+    recipe::{PpoSettings, Sampled},
+    rows::{Example, Images, batches, four_places, shared_batch},
+    sft::train::epoch_order,
+    train::update::wide,
+};
+
+/// The rows of a round as token streams, and what they say about their codes.
+#[derive(Debug)]
+pub struct RoundRows<'a> {
+    /// Scored are the digits of the codes.
+    pub examples: &'a [Example],
+    /// One an example.
+    pub sampled: &'a [Sampled],
+    /// Their images.
+    pub images: &'a Images,
+}
+
+/// What does not change during a round: log-probabilities of each row's digits, nats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Anchors {
+    /// Under the policy at the round's start.
+    pub old: Vec<Vec<f32>>,
+    /// Under the reference.
+    pub reference: Vec<Vec<f32>>,
+}
+
+impl Anchors {
+    /// Scores the rows without gradients.
+    ///
+    /// # Errors
+    /// An image that changed, or a failing device.
+    pub fn compute(
+        decoder: &Decoder,
+        adapter: &Adapter,
+        reference: &Adapter,
+        rows: &RoundRows<'_>,
+        batch_size: usize,
+    ) -> Result<Self, Failure> {
+        let mut anchors = Self { old: Vec::new(), reference: Vec::new() };
+        for batch in batches(rows.examples, batch_size) {
+            let batch = Example::score_rows(&batch, rows.images).map_err(Failure::Fault)?;
+            let batch = shared_batch(batch);
+            for (adapter, all) in [(adapter, &mut anchors.old), (reference, &mut anchors.reference)]
+            {
+                let scores = log_probs(decoder, Some(adapter), &batch, &ScoreConfig::default());
+                all.extend(scores.map_err(Failure::fault)?.log_probs);
+            }
+        }
+        Ok(anchors)
+    }
+
+    /// Mean of what the old policy gives a code's log-probability more than its sampler gave it, and mean
+    /// of that difference's size.
+    fn gaps(&self, sampled: &[Sampled]) -> (f64, f64) {
+        let gaps =
+            self.old.iter().zip(sampled).map(|(old, row)| {
+                old.iter().map(|logp| f64::from(*logp)).sum::<f64>() - row.vllm_logp
+            });
+        let (sum, size) = gaps.fold((0.0, 0.0), |(sum, size), gap| (sum + gap, size + gap.abs()));
+        let rows = sampled.len().max(1) as f64;
+        (sum / rows, size / rows)
+    }
+}
+
+/// Means over one micro-batch.
+pub(super) type MicroStats = [f64; 3];
+
+/// How far a round has come.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Place {
+    /// Updates made.
+    pub updates: u64,
+    /// pg_loss, kl and clip_frac of each micro-batch of the epoch so far; of the last epoch at the end.
+    pub epoch: Vec<MicroStats>,
+}
+
+/// `stats.json`: what the last epoch of a round did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RoundStats {
+    /// Mean over micro-batches of the mean surrogate loss.
+    pub pg_loss: f64,
+    /// The same of k3, summed over a code's digits.
+    pub kl: f64,
+    /// The same of the share of ratios outside of the clip's range.
+    pub clip_frac: f64,
+    /// Mean over the rows of the old log-probability of the code less `vllm_logp`.
+    pub logp_gap: f64,
+    /// Mean of its size.
+    pub logp_gap_abs: f64,
+    /// Rows of the round.
+    pub rows: usize,
+    /// Seconds of the updates.
+    pub train_s: u64,
+}
+
+impl RoundStats {
+    /// Rounded to four places, as they are written down.
+    pub fn new(place: &Place, anchors: &Anchors, rows: &RoundRows<'_>, seconds: f64) -> Self {
+        let count = place.epoch.len().max(1) as f64;
+        let mean = |part: usize| {
+            four_places(place.epoch.iter().map(|micro| micro[part]).sum::<f64>() / count)
+        };
+        let (gap, gap_abs) = anchors.gaps(rows.sampled);
+        Self {
+            pg_loss: mean(0),
+            kl: mean(1),
+            clip_frac: mean(2),
+            logp_gap: four_places(gap),
+            logp_gap_abs: four_places(gap_abs),
+            rows: rows.examples.len(),
+            train_s: seconds.round() as u64,
+        }
+    }
+}
+
+/// One update.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PpoUpdate {
+    /// Updates made in this round, this one included.
+    pub update: u64,
+    /// Epoch, from 1.
+    pub epoch: u64,
+    /// Means over its micro-batches, as in [`RoundStats`].
+    pub pg_loss: f64,
+    /// See there.
+    pub kl: f64,
+    /// See there.
+    pub clip_frac: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// The learning rate.
+    pub learning_rate: f64,
+}
+
+/// Trains a policy on the rows of a round.
+pub struct Round<'a> {
+    /// The base.
+    pub decoder: &'a Decoder,
+    /// What is learned from.
+    pub rows: RoundRows<'a>,
+    /// What does not change.
+    pub anchors: &'a Anchors,
+    /// How.
+    pub settings: &'a PpoSettings,
+    /// Decides the order of rows, with the epoch.
+    pub seed: u64,
+}
+
+impl Round<'_> {
+    /// Goes on from `place` to the round's end, or to an interrupt. Tells `report` of every update.
+    ///
+    /// # Errors
+    /// A gradient that is not finite, an image that changed, a failing device.
+    pub fn train(
+        &self,
+        adapter: &mut Adapter,
+        optimizer: &mut Optimizer,
+        place: &mut Place,
+        interrupt: &Interrupt,
+        report: &mut dyn FnMut(&PpoUpdate) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let count = self.rows.examples.len();
+        let (total, each) = (self.settings.updates(count), self.settings.updates_per_epoch(count));
+        let micro = self.settings.per_device_train_batch_size as usize;
+        let accumulation = self.settings.gradient_accumulation_steps as usize;
+        while place.updates < total && !interrupt.raised() {
+            let (epoch, start) = (place.updates / each.max(1), place.updates % each.max(1));
+            let order = epoch_order(self.seed, epoch, count);
+            let micro_batches: Vec<&[usize]> = order.chunks(micro).collect();
+            let groups = micro_batches.chunks(accumulation).skip(start as usize);
+            if start == 0 {
+                place.epoch.clear();
+            }
+            for group in groups {
+                if place.updates >= total || interrupt.raised() {
+                    break;
+                }
+                let learning_rate = self.settings.optimizer.learning_rate_at(place.updates, total);
+                let (stats, grad_norm) = self.update(adapter, optimizer, learning_rate, group)?;
+                place.updates += 1;
+                let mean = |part: usize| {
+                    stats.iter().map(|it| it[part]).sum::<f64>() / stats.len().max(1) as f64
+                };
+                report(&PpoUpdate {
+                    update: place.updates,
+                    epoch: epoch + 1,
+                    pg_loss: mean(0),
+                    kl: mean(1),
+                    clip_frac: mean(2),
+                    grad_norm,
+                    learning_rate,
+                })?;
+                place.epoch.extend(stats);
+            }
+        }
+        Ok(())
+    }
+
+    /// One update on some micro-batches. Each is a mean over its rows and weighs one part in
+    /// `gradient_accumulation_steps`, however many there are.
+    fn update(
+        &self,
+        adapter: &mut Adapter,
+        optimizer: &mut Optimizer,
+        learning_rate: f64,
+        group: &[&[usize]],
+    ) -> Result<(Vec<MicroStats>, f64), Failure> {
+        let share = 1.0 / f64::from(self.settings.gradient_accumulation_steps);
+        let (mut stats, mut sum) = (Vec::new(), None::<Gradients>);
+        for chosen in group {
+            let (micro, gradients) = self.micro_batch(adapter, chosen, share)?;
+            stats.push(micro);
+            match &mut sum {
+                None => sum = Some(gradients),
+                Some(sum) => sum.add(gradients),
+            }
+        }
+        let step = sum.map(|gradients| optimizer.step(learning_rate, adapter, gradients));
+        let grad_norm = step.transpose().map_err(Failure::fault)?.unwrap_or_default();
+        Ok((stats, grad_norm))
+    }
+
+    fn micro_batch(
+        &self,
+        adapter: &Adapter,
+        chosen: &[usize],
+        share: f64,
+    ) -> Result<(MicroStats, Gradients), Failure> {
+        let examples: Vec<&Example> =
+            chosen.iter().filter_map(|row| self.rows.examples.get(*row)).collect();
+        let batch = Example::score_rows(&examples, self.rows.images).map_err(Failure::Fault)?;
+        let checkpointing = self.settings.gradient_checkpointing;
+        let config = ScoreConfig { checkpointing, ..ScoreConfig::default() };
+        let trainable = Trainable::Adapter;
+        let tape = forward(self.decoder, Some(adapter), trainable, &shared_batch(batch), &config)
+            .map_err(Failure::fault)?;
+        let logp = wide(tape.log_probs());
+        let of = |all: &[Vec<f32>]| -> Vec<Vec<f64>> {
+            chosen
+                .iter()
+                .map(|row| all.get(*row).map(|it| wide_row(it)).unwrap_or_default())
+                .collect()
+        };
+        let (old, reference) = (of(&self.anchors.old), of(&self.anchors.reference));
+        let rows: Vec<LossRow<'_>> = chosen
+            .iter()
+            .zip(&logp)
+            .zip(old.iter().zip(&reference))
+            .map(|((row, logp), (old, reference))| LossRow {
+                logp,
+                logp_old: old,
+                logp_ref: Some(reference),
+                mask: None,
+                entropy: None,
+                advantage: Advantage::Rollout(self.rows.sampled.get(*row).map_or(0.0, |it| it.adv)),
+            })
+            .collect();
+        let denominator = Denominator::new(Aggregation::SeqMeanTokenSum, StepTotals::of(&rows), 1)
+            .map_err(Failure::fault)?;
+        let loss =
+            policy_loss(&self.settings.loss(), &denominator, &rows).map_err(Failure::fault)?;
+        let each = 1.0 / rows.len().max(1) as f64;
+        let micro = [loss.policy_value, loss.stats.kl * each, loss.stats.outside as f64 * each];
+        #[allow(clippy::cast_possible_truncation, reason = "gradients enter the model in f32")]
+        let slope: Vec<Vec<f32>> = loss
+            .gradient
+            .iter()
+            .map(|row| row.iter().map(|slope| (slope * share) as f32).collect())
+            .collect();
+        Ok((micro, tape.backward(&slope).map_err(Failure::fault)?))
+    }
+}
+
+fn wide_row(row: &[f32]) -> Vec<f64> {
+    row.iter().copied().map(f64::from).collect()
+}
