@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 ROOT = Path(__file__).resolve().parent.parent
 # What vLLM's PEFTHelper reads or checks.
@@ -30,18 +30,28 @@ def check(model_dir, targets, *flags):
     with tempfile.TemporaryDirectory() as out:
         command = ["cargo", "run", "-q", "-p", "policy", "--example", "write_adapter", "--", str(model_dir), out, targets, *flags]
         subprocess.run(command, check=True, cwd=ROOT)
-        config = json.loads((Path(out) / "adapter_config.json").read_text())
-        missing = [field for field in VLLM if field not in config]
+        settings = json.loads((Path(out) / "adapter_config.json").read_text())
+        missing = [field for field in VLLM if field not in settings]
         expected = load_file(Path(out) / "expected.safetensors")
-        base = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        config = AutoConfig.from_pretrained(model_dir)
+        seeing = hasattr(config, "vision_config")
+        kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
+        base = kind.from_pretrained(model_dir, dtype=torch.float32)
         model = PeftModel.from_pretrained(base, out).eval()
         ours = set(load_file(Path(out) / "adapter_model.safetensors"))
         theirs = {n.replace(".default", "") for n, _ in model.named_parameters() if "lora_" in n}
         with torch.no_grad():
-            found = model(expected["input_ids"]).logits
-        off = float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
+            found = {"logits": model(expected["input_ids"]).logits}
+            if seeing:
+                ids = expected["mm_input_ids"]
+                found["mm_logits"] = model(
+                    ids, pixel_values=expected["mm_pixel_values"], image_grid_thw=expected["mm_image_grid_thw"],
+                    mm_token_type_ids=(ids == config.image_token_id).long(),
+                ).logits
+        off = max(float((found[k] - expected[k]).abs().max() / expected[k].abs().max()) for k in found)
         good = off <= 1e-4 and ours == theirs and not missing
-        print(f"{'ok  ' if good else 'FAIL'} {Path(model_dir).name} {targets} {' '.join(flags)}: {len(ours)} tensors, logits off by {off:.1e} of max")
+        what = " and ".join(["text"] + ["images"] * seeing)
+        print(f"{'ok  ' if good else 'FAIL'} {Path(model_dir).name} {targets} {' '.join(flags)}: {len(ours)} tensors, logits over {what} off by {off:.1e} of max")
         return good
 
 
@@ -52,4 +62,6 @@ results = []
 for folder in folders:
     results.append(check(folder, "all-linear"))
     results.append(check(folder, r".*\.(q_proj|o_proj|down_proj)", "--rslora"))
+    if "vision_config" in json.loads((folder / "config.json").read_text()):
+        results.append(check(folder, r"model\.visual\.(blocks\.\d+\.(attn\.proj|mlp\.linear_fc2)|merger\.linear_fc\d)"))
 sys.exit(not all(results))

@@ -8,10 +8,12 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use burn::tensor::DType;
 use policy::{
-    model::{Adapter, Decoder, FullInput},
+    engine::{Engine, EngineConfig},
+    model::{Adapter, Decoder, Feed, FullInput, KvCache},
     score::{self, ScoreBatch, ScoreConfig, ScoreRow, Trainable},
     vision::{Patches, PlacedImage},
 };
+use protocol::{Digest, NoiseKey, PolicyDigest, Sampling};
 use support::{Golden, base_of, close, folders, goldens, load, values};
 
 /// Of max |value|. In bf16 transformers' own eager and fused attention differ by 8.8e-2 over images
@@ -179,5 +181,93 @@ fn adapters_give_the_logits_and_gradients_of_peft_over_images() {
         let name = dir.display().to_string();
         close(&format!("{name} mm_logits"), &logits, &expected.values, tolerance(&decoder));
         check(&name, &decoder, Some(&adapter), (ids, images), &golden);
+    }
+}
+
+/// The engine's greedy ids after a prompt with images.
+fn greedy(decoder: Decoder, prompt: &[u32], images: &[PlacedImage], len: usize) -> Vec<u32> {
+    let mut engine = Engine::new(decoder, EngineConfig::default()).unwrap();
+    let policy = PolicyDigest(Digest::of(b"base"));
+    engine.add_adapter(policy, None).unwrap();
+    let settings = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
+    let id = engine.open(policy, NoiseKey(Digest::of(b"unused")), settings).unwrap();
+    engine.append_images(id, prompt, images.to_vec()).unwrap();
+    let mut stream = prompt.to_vec();
+    for budget in 1.. {
+        let budget = budget.min(len - stream.len());
+        if budget == 0 {
+            break;
+        }
+        engine.generate(id, u32::try_from(budget).unwrap(), &[]).unwrap();
+        while engine.has_work() {
+            engine.step().unwrap().into_iter().for_each(|generated| stream.extend(generated.ids));
+        }
+    }
+    stream
+}
+
+#[test]
+fn greedy_ids_over_images_are_those_of_transformers() {
+    for (name, decoder, golden) in seeing() {
+        let Some(expected) = golden.get("mm_greedy").map(Golden::ids) else { continue };
+        let (prompt, images) = inputs(&decoder, &golden);
+        let mut from = prompt.len();
+        while from < expected.len() {
+            let stream = greedy(decoder.clone(), &expected[..from], &images, expected.len());
+            let Some(at) = (from..expected.len()).find(|&i| stream[i] != expected[i]) else {
+                break;
+            };
+            // Logits that round alike may swap places.
+            let ids = &expected[..at];
+            let input = FullInput { ids, batch: 1, mask: None, hidden: false, images: &images };
+            let logits = values(decoder.forward(None, input).unwrap().logits);
+            let last = &logits[logits.len() - decoder.config().vocab..];
+            let (ours, theirs) = (last[stream[at] as usize], last[expected[at] as usize]);
+            let largest = last.iter().fold(f32::MIN_POSITIVE, |m, l| m.max(l.abs()));
+            let gap = f64::from((ours - theirs).abs() / largest);
+            eprintln!("{name}: parts at {at} with a gap of {gap:.1e}");
+            assert!(gap <= tolerance(&decoder), "{name} at {at}: {gap}");
+            from = at + 1;
+        }
+        eprintln!("{name}: {} greedy ids", expected.len() - prompt.len());
+    }
+}
+
+#[test]
+fn cached_steps_over_images_equal_the_full_pass() {
+    for (name, decoder, golden) in seeing() {
+        let (ids, images) = inputs(&decoder, &golden);
+        let pad = decoder.image_pad().unwrap();
+        // A sampled image-pad id is no image.
+        let stream = [&ids[..], &[5, pad, pad, 7, 9, pad]].concat();
+        let input =
+            FullInput { ids: &stream, batch: 1, mask: None, hidden: false, images: &images };
+        let expected = values(decoder.forward(None, input).unwrap().logits);
+        let vocab = decoder.config().vocab;
+        let first = images[0].at;
+        for cuts in [vec![ids.len()], vec![first, images[0].end(), ids.len() - 1], vec![1, first]] {
+            let mut cache = KvCache::new(&decoder, 4096);
+            let (own, other) = (cache.open(), cache.open());
+            let steps =
+                [0].into_iter().chain(cuts.iter().copied()).chain(ids.len() + 1..=stream.len());
+            let steps: Vec<usize> = steps.collect();
+            for pair in steps.windows(2) {
+                let (from, to) = (pair[0], pair[1]);
+                let fed = images.iter().filter(|image| (from..to).contains(&image.at));
+                let fed = fed.map(|image| PlacedImage { at: image.at - from, ..image.clone() });
+                let fed: Vec<_> = fed.collect();
+                let feeds = [
+                    Feed { sequence: other, ids: &[3], images: &[], logits: false },
+                    Feed { sequence: own, ids: &stream[from..to], images: &fed, logits: true },
+                ];
+                let logits = decoder.advance(None, &mut cache, &feeds).unwrap();
+                let row = logits.rows().next().unwrap();
+                let wanted: Vec<f64> = expected[(to - 1) * vocab..to * vocab]
+                    .iter()
+                    .map(|&value| f64::from(value))
+                    .collect();
+                close(&format!("{name} {from}..{to}"), row, &wanted, tolerance(&decoder));
+            }
+        }
     }
 }

@@ -7,7 +7,8 @@ Each folder is a Hugging Face checkpoint or PEFT adapter with a golden.safetenso
 logits, hidden_N, a left-padded batch, greedy ids, the mean next-token loss and gradients. The variants
 cover what the shared data does not: yarn and llama3 rotary scaling, biases, untied heads, shards,
 bf16 and f16 files, rank-stabilised adapters, targets by regex and by list, Qwen3.5's text-only class with
-an untied head, gradients over more than one chunk of its recurrent layers.
+an untied head, gradients over more than one chunk of its recurrent layers; a vision-language checkpoint of odd sizes
+with every gradient of its tower, and adapters in it. Its own goldens are text_* and mm_*.
 """
 
 import json
@@ -21,7 +22,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM,
+    AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM, Qwen3_5Config, Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM,
 )
 
 ROOT = Path(__file__).resolve().parents[2] / "policy/tests/golden/model"
@@ -141,6 +143,96 @@ def adapter(name, base, seed, length=LENGTH, **settings):
     assert torch.equal(again(input_ids).logits, golden["logits"]), "the saved adapter is the measured one"
 
 
+def picture(config, generator):
+    """Inputs with two images, and image-pad ids at their places alone."""
+    vision, pad, grids = config.vision_config, config.image_token_id, [[1, 4, 6], [1, 2, 2]]
+    text = iter(torch.randint(0, 40, (60,), generator=generator).tolist())
+    row, kinds = [], []
+    for before, grid in zip((5, 3, 6), grids + [None]):
+        tokens = 0 if grid is None else grid[1] * grid[2] // 4
+        row += [next(text) for _ in range(before)] + [pad] * tokens
+        kinds += [0] * before + [1] * tokens
+    patches = sum(t * h * w for t, h, w in grids)
+    pixels = torch.randn(patches, 3 * vision.temporal_patch_size * vision.patch_size**2, generator=generator)
+    return {
+        "input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.long),
+        "mm_token_type_ids": torch.tensor([kinds]), "pixel_values": pixels, "image_grid_thw": torch.tensor(grids),
+    }
+
+
+def sighted(name, config, seed):
+    while wanted(name) and not attempt_sighted(name, config, seed):
+        seed += 100
+
+
+def attempt_sighted(name, config, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = Qwen3_5ForConditionalGeneration(config)
+    spread(model, generator)
+    folder = ROOT / "checkpoints" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.eval().save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    inputs = picture(config, generator)
+    golden = {f"mm_{key}": value for key, value in inputs.items()}
+    text = torch.randint(0, 40, (1, LENGTH), generator=generator)
+    output = model(text, output_hidden_states=True)
+    golden |= {"text_input_ids": text, "text_logits": output.logits}
+    golden |= {f"text_hidden_{i}": hidden for i, hidden in enumerate(output.hidden_states)}
+    grids = inputs["image_grid_thw"]
+    positions, deltas = model.model.get_rope_index(inputs["input_ids"], inputs["mm_token_type_ids"], grids)
+    seen = model.model.visual(inputs["pixel_values"], grid_thw=grids)
+    golden |= {"mm_position_ids": positions, "mm_rope_deltas": deltas}
+    golden |= {"mm_vision_last_hidden": seen.last_hidden_state, "mm_vision_merged": seen.pooler_output}
+    output = model.generate(
+        **inputs, max_new_tokens=10, min_new_tokens=10, do_sample=False, pad_token_id=0, output_logits=True,
+        return_dict_in_generate=True,
+    )
+    leads = [row.topk(2).values[0] for row in output.logits]
+    if min(float(lead[0] - lead[1]) for lead in leads) < 0.01:
+        return False  # rounding could choose otherwise
+    golden["mm_greedy"] = output.sequences
+    model.model.rope_deltas = None
+    logits = model(**inputs).logits
+    loss = loss_of(logits, inputs["input_ids"])
+    loss.backward()
+    golden |= {"mm_logits": logits, "mm_loss": loss.reshape(1)}
+    golden |= {f"grad.{n}": p.grad for n, p in model.named_parameters() if "visual" in n or "embed" in n or "lm_head" in n}
+    save(golden, folder)
+    return True
+
+
+def sighted_adapter(name, base, seed, **settings):
+    if not wanted(name):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    folder = ROOT / "adapters" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForImageTextToText.from_pretrained(ROOT / "checkpoints" / base, dtype=torch.float32, attn_implementation="eager")
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+    loras = {key: parameter for key, parameter in model.named_parameters() if "lora_" in key}
+    for parameter in loras.values():
+        with torch.no_grad():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = f"checkpoints/{base}"
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    inputs = load_file(ROOT / "checkpoints" / base / "golden.safetensors")
+    keys = ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw")
+    logits = model(**{key: inputs[f"mm_{key}"] for key in keys}).logits
+    loss = loss_of(logits, inputs["mm_input_ids"])
+    loss.backward()
+    golden = {"mm_logits": logits, "mm_loss": loss.reshape(1)}
+    golden |= {"grad." + key.replace(".default", ""): parameter.grad for key, parameter in loras.items()}
+    golden["text_logits"] = model(inputs["text_input_ids"]).logits
+    save(golden, folder)
+
+
 def save(golden, folder):
     save_file({k: v.detach().contiguous() for k, v in sorted(golden.items())}, folder / "golden.safetensors")
     load_file(folder / "golden.safetensors")
@@ -179,5 +271,22 @@ checkpoint(
 adapter(
     "qwen3_5-text-regex", "qwen3_5-text", 9, length=70, r=2, lora_alpha=4,
     target_modules=r".*\.(q_proj|k_proj|v_proj|o_proj|in_proj_qkv|in_proj_z|in_proj_b|in_proj_a|out_proj|gate_proj|up_proj|down_proj)",
+)
+seeing = Qwen3_5Config(
+    text_config=dict(
+        SIZES, head_dim=16, num_attention_heads=3, num_key_value_heads=1, linear_num_key_heads=2, linear_num_value_heads=6,
+        linear_key_head_dim=6, linear_value_head_dim=4, layer_types=["linear_attention", "full_attention"],
+        rope_parameters={**default, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+    ),
+    vision_config=dict(
+        depth=3, hidden_size=12, intermediate_size=20, num_heads=3, patch_size=2, out_hidden_size=16, num_position_embeddings=10,
+    ),
+    image_token_id=40, video_token_id=41, vision_start_token_id=42, vision_end_token_id=43, tie_word_embeddings=False,
+)
+sighted("qwen3_5-sighted", seeing, 10)
+sighted_adapter("qwen3_5-sighted-all-linear", "qwen3_5-sighted", 11, r=2, lora_alpha=4, target_modules="all-linear")
+sighted_adapter(
+    "qwen3_5-sighted-tower", "qwen3_5-sighted", 12, r=3, lora_alpha=3,
+    target_modules=r"model\.visual\.(blocks\.[02]\.(attn\.qkv|attn\.proj|mlp\.linear_fc1)|merger\.linear_fc2)",
 )
 print(sum(f.stat().st_size for f in ROOT.rglob("*") if f.is_file()), "bytes")

@@ -83,8 +83,7 @@ impl LoraConfig {
     pub fn peft_json(&self, base_model: &str, linears: &[LinearInfo]) -> String {
         let target_modules = match &self.target_modules {
             TargetModules::AllLinear => {
-                let short = |l: &LinearInfo| l.path.rsplit('.').next().map(str::to_owned);
-                json!(linears.iter().filter_map(short).collect::<BTreeSet<_>>())
+                json!(linears.iter().map(short_name).collect::<BTreeSet<_>>())
             }
             TargetModules::Names(names) => json!(names),
             TargetModules::Pattern(pattern) => json!(pattern),
@@ -112,6 +111,16 @@ impl LoraConfig {
             "use_rslora": self.use_rslora,
         });
         format!("{value:#}\n")
+    }
+}
+
+/// The end of a linear's path that names it and its like, and nothing else, as PEFT has it.
+fn short_name(linear: &LinearInfo) -> &str {
+    match linear.path.rsplit_once('.') {
+        // `proj` alone is the convolution over patches too.
+        Some((_, "proj")) => "attn.proj",
+        Some((_, name)) => name,
+        None => &linear.path,
     }
 }
 

@@ -103,6 +103,8 @@ pub struct Visual {
 
 /// What the names of the tower's modules start with.
 pub(crate) const PREFIX: &str = "model.visual";
+/// The path of what patches are multiplied by, a convolution.
+pub(crate) const PATCHES: &str = "model.visual.patch_embed.proj";
 /// Linears of a block, in the order of their slots; the merger's two follow the last block's.
 const LINEARS: [&str; 4] = ["attn.qkv", "attn.proj", "mlp.linear_fc1", "mlp.linear_fc2"];
 
@@ -131,8 +133,8 @@ impl VisionConfig {
         let h = self.hidden;
         let patch = vec![h, 3, self.time, self.patch, self.patch];
         let mut names = vec![
-            (format!("{PREFIX}.patch_embed.proj.weight"), patch),
-            (format!("{PREFIX}.patch_embed.proj.bias"), vec![h]),
+            (format!("{PATCHES}.weight"), patch),
+            (format!("{PATCHES}.bias"), vec![h]),
             (format!("{PREFIX}.pos_embed.weight"), vec![self.positions, h]),
         ];
         for (path, shape) in self.shapes(out) {
@@ -153,7 +155,7 @@ impl<S: Source> Build<'_, S> {
     pub(super) fn visual(&mut self, config: &VisionConfig) -> Result<Visual, S::Error> {
         let shapes = config.shapes(self.config.hidden);
         let mut linears = shapes.iter().map(|(path, shape)| (path.as_str(), *shape));
-        let (h, proj) = (config.hidden, format!("{PREFIX}.patch_embed.proj"));
+        let h = config.hidden;
         let patch = [h, 3, config.time, config.patch, config.patch];
         let mut next = |build: &mut Self| {
             let (path, shape) = linears.next().unwrap_or_default();
@@ -180,8 +182,8 @@ impl<S: Source> Build<'_, S> {
             },
             patch_embed: PatchEmbed {
                 proj: PatchProjection {
-                    weight: self.param(&format!("{proj}.weight"), patch)?,
-                    bias: self.param(&format!("{proj}.bias"), [h])?,
+                    weight: self.param(&format!("{PATCHES}.weight"), patch)?,
+                    bias: self.param(&format!("{PATCHES}.bias"), [h])?,
                 },
             },
             pos_embed: Table {

@@ -10,6 +10,8 @@ mod gradients;
 mod graph;
 mod head;
 mod host;
+#[cfg(test)]
+mod image_tests;
 mod layout;
 mod optimizer;
 #[cfg(test)]

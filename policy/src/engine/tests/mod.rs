@@ -2,6 +2,7 @@
 
 mod admission;
 mod evidence;
+mod images;
 mod invariance;
 mod refusals;
 mod streams;
