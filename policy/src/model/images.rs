@@ -266,7 +266,7 @@ mod tests {
             let axis = |axis: usize| found.iter().map(move |place| i64::from(place[axis]));
             let found: Vec<i64> = (0..3).flat_map(axis).collect();
             assert_eq!(found, expected, "{}", dir.display());
-            let delta = i64::from(next) - kinds.len() as i64;
+            let delta = i64::from(next) - i64::try_from(kinds.len()).unwrap();
             assert_eq!(read("mm_rope_deltas").unwrap(), [delta], "{}", dir.display());
         }
     }

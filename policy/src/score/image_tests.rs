@@ -109,7 +109,7 @@ fn batch() -> ScoreBatch {
     let (prefix, images) = ids(1, &[4, 2, 3], &[first.clone(), second]);
     let row = |salt: usize, parts: &[usize], images: &[Arc<Patches>]| {
         let (ids, images) = ids(salt, parts, images);
-        let scored = (0..ids.len()).map(|i| (i + salt) % 3 != 0).collect();
+        let scored = (0..ids.len()).map(|i| !(i + salt).is_multiple_of(3)).collect();
         ScoreRow { ids, scored, images, noise: None }
     };
     let rows = vec![row(2, &[3, 4], &[third]), row(4, &[9], &[]), row(3, &[0, 5], &[first])];
