@@ -113,9 +113,6 @@ impl Player {
             Some(reader) => reader.place(&prompt, &shown).map_err(|e| e.to_string())?,
             None => Vec::new(),
         };
-        if !placed.is_empty() {
-            return Err("images are not played yet".into());
-        }
         let script = EpisodeScript::new(self.limits);
         let sequence = self
             .engine
@@ -123,7 +120,7 @@ impl Player {
             .map_err(|e| e.to_string())?;
         let started = self
             .engine
-            .append(sequence, &prompt)
+            .append_images(sequence, &prompt, placed)
             .and_then(|()| self.engine.generate(sequence, script.budget(), self.format.stop_ids()));
         if let Err(error) = started {
             self.engine.close(sequence);

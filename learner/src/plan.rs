@@ -10,7 +10,7 @@ use environments::{Description, Determinism, Recorder, ToolSpec};
 use policy::{
     chat::{ChatError, ChatFormat, ChatOptions},
     model::{Checkpoint, CheckpointDigests},
-    vision::{PromptImages, episode_prompt},
+    vision::{NoImages, PromptImages, episode_prompt},
 };
 use protocol::{
     ComputeDtype, Image, Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split,
@@ -39,9 +39,6 @@ use crate::{
 /// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
 /// spread.
 const RENDERED: usize = 256;
-
-/// The architecture that has a vision tower.
-const VISION_LANGUAGE: &str = "Qwen3_5ForConditionalGeneration";
 
 /// What bounds the reading of tool calls in this release.
 pub(crate) const PARSER: ParserRecord = ParserRecord {
@@ -158,12 +155,8 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let images = prompt_images(&recipe, &environment, &format)?;
-    if images.is_some() && config.architecture.name() != VISION_LANGUAGE {
-        return Err(RecipeError::conflict(
-            "environment",
-            format!("{} shows images, and the model has no vision tower", environment.name),
-            "choose a vision-language checkpoint",
-        ));
+    if let Some(images) = &images {
+        images.check(config).map_err(|error| takes_none(&environment, &error))?;
     }
     let run = run_id("online", &recipe.settings(), Some(recipe.environment.digest()));
     let derived = derive(&recipe, run, (&format, images.as_ref()), &train, &eval)?;
@@ -379,13 +372,16 @@ pub(crate) fn prompt_images(
     if !environment.images {
         return Ok(None);
     }
-    PromptImages::load(&recipe.model.path, format).map(Some).map_err(|error| {
-        RecipeError::conflict(
-            "environment",
-            format!("{} shows images, and the model takes none: {error}", environment.name),
-            "choose a vision-language checkpoint",
-        )
-    })
+    let images = PromptImages::load(&recipe.model.path, format);
+    images.map(Some).map_err(|error| takes_none(environment, &error))
+}
+
+fn takes_none(environment: &Description, error: &NoImages) -> RecipeError {
+    RecipeError::conflict(
+        "environment",
+        format!("{} shows images, and the model takes none: {error}", environment.name),
+        "choose a vision-language checkpoint",
+    )
 }
 
 /// The chat format of a recipe's checkpoint.

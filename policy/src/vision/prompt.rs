@@ -6,7 +6,10 @@ use std::{path::Path, sync::Arc};
 use protocol::Image;
 
 use super::{ImageProcessor, Patches, PlacedImage, Rgb, VisionError, expand_by};
-use crate::chat::{ChatError, ChatFormat};
+use crate::{
+    chat::{ChatError, ChatFormat},
+    model::ModelConfig,
+};
 
 /// What a checkpoint makes of the images of a prompt.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +24,20 @@ pub enum NoImages {
     /// Its files name no id that stands for an image.
     #[error("neither its config.json (image_token_id) nor its tokenizer names an id for images")]
     NoPad,
+    /// The checkpoint is a language model alone.
+    #[error("it has no vision tower")]
+    NoTower,
+    /// Tower and processor are not made for each other.
+    #[error(
+        "its vision tower takes {tower:?} (values of a patch, patches along a side of an id, image-pad \
+         id), and its processor and tokenizer give {found:?}"
+    )]
+    Unfit {
+        /// What the tower takes.
+        tower: (usize, usize, u32),
+        /// What the processor and the tokenizer give.
+        found: (usize, usize, u32),
+    },
     /// No image processor, or one that is not read here.
     #[error(transparent)]
     Processor(#[from] VisionError),
@@ -34,6 +51,18 @@ impl PromptImages {
     pub fn load(dir: &Path, format: &ChatFormat) -> Result<Self, NoImages> {
         let image_pad = format.image_pad().ok_or(NoImages::NoPad)?;
         Ok(Self { processor: ImageProcessor::load(dir)?, image_pad })
+    }
+
+    /// Whether the model can be shown what this makes of images.
+    ///
+    /// # Errors
+    /// The model has no vision tower, or one for other patches.
+    pub fn check(&self, model: &ModelConfig) -> Result<(), NoImages> {
+        let vision = model.vision().ok_or(NoImages::NoTower)?;
+        let tower = (vision.patch_values(), vision.merge, vision.image_pad);
+        let (values, merge) = self.processor.shape();
+        let found = (values, merge, self.image_pad);
+        if tower == found { Ok(()) } else { Err(NoImages::Unfit { tower, found }) }
     }
 
     /// The processor.
