@@ -53,4 +53,3 @@ pub(crate) use images::{Placement, positions};
 pub(crate) use layer::Sequences;
 pub(crate) use ops::{attend, from_f32, to_f32};
 pub(crate) use tower::Tower;
-pub(crate) use weights::LINEARS;

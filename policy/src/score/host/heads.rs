@@ -23,17 +23,26 @@ pub(super) struct Heads<'a> {
     /// Heads for each key and value head: more than one for queries.
     pub(super) group: usize,
     pub(super) dim: usize,
+    /// Elements from one head to the next in the projection.
+    pub(super) stride: usize,
     /// The weight of the norm over each head.
     pub(super) norm: Option<&'a [f32]>,
     pub(super) eps: f32,
-    /// Cosines and sines `[ids, dim / 2]`; none for values.
+    /// Cosines and sines `[ids, half]` of pairs `(i, i + half)`; none for values.
     pub(super) rope: Option<(&'a [f32], &'a [f32])>,
     /// Multiplies the result.
     pub(super) scale: f32,
 }
 
 impl Heads<'_> {
-    /// `[ids, kv_heads * group * dim]` to `[kv_heads, ids * group, dim]`.
+    /// Pairs that are rotated, where the projection has `elements` elements.
+    #[inline(always)]
+    fn half(&self, elements: usize) -> usize {
+        let ids = elements / (self.kv_heads * self.group * self.stride);
+        self.rope.map_or(0, |(cos, _)| cos.len() / ids.max(1))
+    }
+
+    /// `[ids, kv_heads * group * stride]` to `[kv_heads, ids * group, dim]`.
     pub(super) fn forward(self, x: &Mat) -> Result<Mat, ModelError> {
         let mut out = Mat::zeros(self.kv_heads * x.rows * self.group, self.dim);
         let size = x.rows * self.group * self.dim;
@@ -78,12 +87,14 @@ impl Vectorized for Forward<'_> {
 
     #[inline(always)]
     fn run<M: MulAdd>(self) {
-        let Heads { kv_heads, group, dim, norm, eps, rope, scale } = self.heads;
-        let (share, half) = (group * dim, dim / 2);
-        let rows = self.x.chunks_exact(kv_heads * share).zip(self.out.chunks_exact_mut(share));
+        let Heads { kv_heads, group, dim, stride, norm, eps, rope, scale } = self.heads;
+        let (share, half) = (group * stride, self.heads.half(self.x.len()));
+        let rows =
+            self.x.chunks_exact(kv_heads * share).zip(self.out.chunks_exact_mut(group * dim));
         for (id, (x, out)) in rows.enumerate() {
             let x = &x[self.head * share..][..share];
-            for (x, out) in x.chunks_exact(dim).zip(out.chunks_exact_mut(dim)) {
+            for (x, out) in x.chunks_exact(stride).zip(out.chunks_exact_mut(dim)) {
+                let x = &x[..dim];
                 match norm {
                     None => out.iter_mut().zip(x).for_each(|(out, x)| *out = x * scale),
                     Some(norm) => {
@@ -95,7 +106,7 @@ impl Vectorized for Forward<'_> {
                 }
                 if let Some((cos, sin)) = rope {
                     let (cos, sin) = (&cos[id * half..][..half], &sin[id * half..][..half]);
-                    let (low, high) = out.split_at_mut(half);
+                    let (low, high) = out[..2 * half].split_at_mut(half);
                     for (((low, high), cos), sin) in low.iter_mut().zip(high).zip(cos).zip(sin) {
                         let turned = *low * cos - *high * sin;
                         *high = *high * cos + *low * sin;
@@ -122,24 +133,23 @@ impl Vectorized for Backward<'_> {
 
     #[inline(always)]
     fn run<M: MulAdd>(self) {
-        let Heads { kv_heads, group, dim, norm, eps, rope, scale } = self.heads;
-        let half = dim / 2;
+        let Heads { kv_heads, group, dim, stride, norm, eps, rope, scale } = self.heads;
+        let half = self.heads.half(self.ids * kv_heads * group * stride);
         let mut turned = vec![0.0; dim];
-        for (row, x) in self.x.chunks_exact_mut(kv_heads * group * dim).enumerate() {
+        for (row, x) in self.x.chunks_exact_mut(kv_heads * group * stride).enumerate() {
             let id = self.first + row;
-            for (head, x) in x.chunks_exact_mut(dim).enumerate() {
+            for (head, x) in x.chunks_exact_mut(stride).enumerate() {
+                let x = &mut x[..dim];
                 let place = (head / group * self.ids + id) * group + head % group;
                 let dout = &self.dout[place * dim..][..dim];
-                match rope {
-                    None => turned.iter_mut().zip(dout).for_each(|(d, dout)| *d = dout * scale),
-                    Some((cos, sin)) => {
-                        let (cos, sin) = (&cos[id * half..][..half], &sin[id * half..][..half]);
-                        let (low, high) = turned.split_at_mut(half);
-                        let (dlow, dhigh) = dout.split_at(half);
-                        for i in 0..half {
-                            low[i] = (dlow[i] * cos[i] + dhigh[i] * sin[i]) * scale;
-                            high[i] = (dhigh[i] * cos[i] - dlow[i] * sin[i]) * scale;
-                        }
+                turned.iter_mut().zip(dout).for_each(|(d, dout)| *d = dout * scale);
+                if let Some((cos, sin)) = rope {
+                    let (cos, sin) = (&cos[id * half..][..half], &sin[id * half..][..half]);
+                    let (low, high) = turned[..2 * half].split_at_mut(half);
+                    let (dlow, dhigh) = dout[..2 * half].split_at(half);
+                    for i in 0..half {
+                        low[i] = (dlow[i] * cos[i] + dhigh[i] * sin[i]) * scale;
+                        high[i] = (dhigh[i] * cos[i] - dlow[i] * sin[i]) * scale;
                     }
                 }
                 let Some(norm) = norm else {
@@ -162,6 +172,7 @@ impl Vectorized for Backward<'_> {
 /// `[ids, heads * dim]` to `[kv_heads, ids * group, dim]`, and back.
 pub(super) fn to_heads(x: &Mat, kv_heads: usize, dim: usize) -> Result<Mat, ModelError> {
     let group = x.cols / dim / kv_heads;
-    let plain = Heads { kv_heads, group, dim, norm: None, eps: 0.0, rope: None, scale: 1.0 };
+    let plain =
+        Heads { kv_heads, group, dim, stride: dim, norm: None, eps: 0.0, rope: None, scale: 1.0 };
     plain.forward(x)
 }

@@ -3,18 +3,18 @@
 
 use super::{
     super::layout::Layout,
-    attention::{self, Attention},
-    heads::{Heads, to_heads},
+    delta_net::{self, DeltaNet},
     linear::{Projection, Sink, host},
     mat::Mat,
     rows::{gated, gated_backward, rms_norm, rms_norm_backward},
+    self_attention::{self, SelfAttention},
 };
 use crate::model::{
     Adapter, Decoder, ModelError,
     weights::{Mixer, Norm},
 };
 
-/// Cosines and sines of a batch's ids, `[ids, head_dim / 2]` each.
+/// Cosines and sines of a batch's ids, `[ids, half]` each, of as many pairs as are rotated.
 pub(super) type Rope = (Vec<f32>, Vec<f32>);
 
 /// One layer's weights.
@@ -22,27 +22,35 @@ pub(super) struct Layer {
     prefix: String,
     input_norm: Vec<f32>,
     post_norm: Vec<f32>,
-    q_norm: Option<Vec<f32>>,
-    k_norm: Option<Vec<f32>>,
-    projections: [Projection; 7],
+    mixer: Mix,
+    /// Gate, up, down.
+    mlp: [Projection; 3],
+}
+
+/// What lets the rows see each other.
+enum Mix {
+    Attention(SelfAttention),
+    Delta(DeltaNet),
+}
+
+/// What the backward pass needs of it.
+enum Mixed {
+    Attention(self_attention::Saved),
+    Delta(delta_net::Saved),
 }
 
 /// What the backward pass needs of a layer.
 pub(super) struct Saved {
     x: Mat,
     input_scale: Vec<f32>,
-    q: Mat,
-    k: Mat,
-    v: Mat,
-    attention: attention::Saved,
-    out: Mat,
+    mixed: Mixed,
     middle: Mat,
     post_scale: Vec<f32>,
     gate: Mat,
     up: Mat,
-    /// Inputs times A, by slot.
-    low: [Option<Mat>; 7],
-    /// The rows that went on after the attention, where not all did.
+    /// The feed-forward part's inputs times A, by slot.
+    low: [Option<Mat>; 3],
+    /// The rows that went on after the mixer, where not all did.
     kept: Option<Vec<u32>>,
 }
 
@@ -54,29 +62,22 @@ pub(super) struct Frame<'a> {
     pub(super) rope: &'a Rope,
 }
 
-impl<'a> Frame<'a> {
-    fn heads(self, norm: Option<&'a [f32]>, queries: bool) -> Heads<'a> {
-        let c = self.decoder.config();
-        Heads {
-            kv_heads: c.kv_heads,
-            group: if queries { c.heads / c.kv_heads } else { 1 },
-            dim: c.head_dim,
-            norm,
-            eps: c.norm_eps as f32,
-            rope: Some((&self.rope.0, &self.rope.1)),
-            scale: if queries { 1.0 / (c.head_dim as f32).sqrt() } else { 1.0 },
-        }
-    }
+/// The normed input of a mixer in the backward pass.
+#[derive(Clone, Copy)]
+pub(super) struct Normed<'a> {
+    /// Computes it again.
+    pub(super) make: &'a dyn Fn() -> Result<Mat, ModelError>,
+    /// Whether its gradient is wanted.
+    pub(super) want: bool,
+}
 
-    fn values(self) -> Heads<'a> {
-        Heads { rope: None, ..self.heads(None, false) }
+/// What a norm multiplies by.
+pub(super) fn norm_weight(norm: &Norm) -> Result<Vec<f32>, ModelError> {
+    let mut weight = host(norm.weight.val())?;
+    if norm.zero_centred {
+        weight.iter_mut().for_each(|weight| *weight += 1.0);
     }
-
-    fn attention(self) -> Attention<'a> {
-        let c = self.decoder.config();
-        let group = c.heads / c.kv_heads;
-        Attention { layout: self.layout, kv_heads: c.kv_heads, group, dim: c.head_dim }
-    }
+    Ok(weight)
 }
 
 impl Layer {
@@ -86,32 +87,24 @@ impl Layer {
         index: usize,
     ) -> Result<Self, ModelError> {
         let layer = &decoder.weights.model.layers[index];
-        let Mixer::SelfAttn(attention) = &layer.mixer else {
-            return Err(ModelError::Input("this pass has no gated DeltaNet layers".into()));
+        let (mixer, slot) = match &layer.mixer {
+            Mixer::SelfAttn(it) => {
+                (Mix::Attention(SelfAttention::new(decoder, adapter, index, it)?), 4)
+            }
+            Mixer::LinearAttn(it) => (Mix::Delta(DeltaNet::new(decoder, adapter, index, it)?), 5),
         };
         let projection = |slot| Projection::new(decoder, adapter, index, slot);
-        let norm =
-            |norm: &Option<Norm>| norm.as_ref().map(|norm| host(norm.weight.val())).transpose();
         Ok(Self {
-            prefix: format!("model.layers.{index}"),
-            input_norm: host(layer.input_layernorm.weight.val())?,
-            post_norm: host(layer.post_attention_layernorm.weight.val())?,
-            q_norm: norm(&attention.q_norm)?,
-            k_norm: norm(&attention.k_norm)?,
-            projections: [
-                projection(0)?,
-                projection(1)?,
-                projection(2)?,
-                projection(3)?,
-                projection(4)?,
-                projection(5)?,
-                projection(6)?,
-            ],
+            prefix: format!("{}.layers.{index}", decoder.config().prefix()),
+            input_norm: norm_weight(&layer.input_layernorm)?,
+            post_norm: norm_weight(&layer.post_attention_layernorm)?,
+            mixer,
+            mlp: [projection(slot)?, projection(slot + 1)?, projection(slot + 2)?],
         })
     }
 
     /// The layer's output and what [`Layer::backward`] needs. Where `kept` lists rows, only those are
-    /// computed beyond the attention: the last layer's other rows serve nobody.
+    /// computed beyond the mixer: the last layer's other rows serve nobody.
     pub(super) fn forward(
         &self,
         frame: Frame<'_>,
@@ -119,22 +112,22 @@ impl Layer {
         kept: Option<&[u32]>,
     ) -> Result<(Mat, Saved), ModelError> {
         let eps = frame.decoder.config().norm_eps as f32;
-        let [q, k, v, o, gate, up, down] = &self.projections;
-        let (mut h, input_scale) = rms_norm(&x, &self.input_norm, eps)?;
-        let (q, k, v) = (q.forward(&mut h)?, k.forward(&mut h)?, v.forward(&mut h)?);
-        drop(h);
-        let (mut out, attention) = frame.attention().forward(
-            frame.heads(self.q_norm.as_deref(), true).forward(&q.y)?,
-            frame.heads(self.k_norm.as_deref(), false).forward(&k.y)?,
-            frame.values().forward(&v.y)?,
-        )?;
-        let residual = kept.map(|rows| x.pick(rows)).transpose()?;
-        if let Some(rows) = kept {
-            out = out.pick(rows)?;
+        let (h, input_scale) = rms_norm(&x, &self.input_norm, eps)?;
+        let (mut middle, mixed) = match &self.mixer {
+            Mix::Attention(it) => {
+                let (y, saved) = it.forward(frame, h, kept)?;
+                (y, Mixed::Attention(saved))
+            }
+            Mix::Delta(it) => {
+                let (y, saved) = it.forward(frame, h, kept)?;
+                (y, Mixed::Delta(saved))
+            }
+        };
+        match kept {
+            None => middle.add(&x)?,
+            Some(rows) => middle.add(&x.pick(rows)?)?,
         }
-        let o = o.forward(&mut out)?;
-        let mut middle = o.y;
-        middle.add(residual.as_ref().unwrap_or(&x))?;
+        let [gate, up, down] = &self.mlp;
         let (mut h, post_scale) = rms_norm(&middle, &self.post_norm, eps)?;
         let (gate, up) = (gate.forward(&mut h)?, up.forward(&mut h)?);
         drop(h);
@@ -142,25 +135,10 @@ impl Layer {
         let down = down.forward(&mut active)?;
         let mut y = down.y;
         y.add(&middle)?;
-        let low = [q.z, k.z, v.z, o.z, gate.z, up.z, down.z];
-        let (q, k, v, gate, up) = (q.y, k.y, v.y, gate.y, up.y);
+        let low = [gate.z, up.z, down.z];
+        let (gate, up) = (gate.y, up.y);
         let kept = kept.map(<[u32]>::to_vec);
-        let saved = Saved {
-            x,
-            input_scale,
-            q,
-            k,
-            v,
-            attention,
-            out,
-            middle,
-            post_scale,
-            gate,
-            up,
-            low,
-            kept,
-        };
-        Ok((y, saved))
+        Ok((y, Saved { x, input_scale, mixed, middle, post_scale, gate, up, low, kept }))
     }
 
     /// The gradient of the layer's input, given that of its output. `want_input` is false where
@@ -173,11 +151,9 @@ impl Layer {
         want_input: bool,
         sink: &mut Sink<'_>,
     ) -> Result<Mat, ModelError> {
-        let Saved { x, input_scale, q, k, v, attention, mut out, middle, post_scale, .. } = saved;
-        let (mut gate, mut up) = (saved.gate, saved.up);
-        let (mut q, mut k, mut v) = (q, k, v);
-        let [zq, zk, zv, zo, zgate, zup, zdown] = saved.low;
-        let [pq, pk, pv, po, pgate, pup, pdown] = &self.projections;
+        let Saved { x, input_scale, mixed, middle, post_scale, mut gate, mut up, .. } = saved;
+        let [zgate, zup, zdown] = saved.low;
+        let [pgate, pup, pdown] = &self.mlp;
         let eps = frame.decoder.config().norm_eps as f32;
         let base = sink.base();
 
@@ -188,44 +164,29 @@ impl Layer {
         let (mut h, _) = rms_norm(&middle, &self.post_norm, eps)?;
         let (mut dh, dz) = pgate.input(&mut gate)?;
         pgate.weights(&mut h, zgate, &mut gate, dz, sink)?;
+        drop(gate);
         let (part, dz) = pup.input(&mut up)?;
         pup.weights(&mut h, zup, &mut up, dz, sink)?;
         dh.add(&part)?;
-        drop((part, gate, up, h));
+        drop((part, up, h));
         let dnorm = rms_norm_backward(&middle, &self.post_norm, &post_scale, &dh, &mut dy, base)?;
         sink.vector(format!("{}.post_attention_layernorm.weight", self.prefix), dnorm);
+        drop((dh, middle));
 
-        let (mut dout, dz) = po.input(&mut dy)?;
-        po.weights(&mut out, zo, &mut dy, dz, sink)?;
-        if let Some(rows) = &saved.kept {
-            dout = dout.spread(rows, x.rows)?;
+        let kept = saved.kept.as_deref();
+        let make = || Ok(rms_norm(&x, &self.input_norm, eps)?.0);
+        let normed = Normed { make: &make, want: want_input };
+        let dh = match (&self.mixer, mixed) {
+            (Mix::Attention(it), Mixed::Attention(saved)) => {
+                it.backward(frame, saved, &mut dy, kept, normed, sink)?
+            }
+            (Mix::Delta(it), Mixed::Delta(saved)) => {
+                it.backward(frame, saved, &mut dy, kept, normed, sink)?
+            }
+            _ => return Err(ModelError::Input("a layer got another layer's record".into())),
+        };
+        if let Some(rows) = kept {
             dy = dy.spread(rows, x.rows)?;
-        }
-        let c = frame.decoder.config();
-        let dout = to_heads(&dout, c.kv_heads, c.head_dim)?;
-        let heads = frame.attention().backward(attention, dout)?;
-        let queries = frame.heads(self.q_norm.as_deref(), true);
-        let dnorm = queries.backward(&mut q, &heads.dq, base)?;
-        sink.vector(format!("{}.self_attn.q_norm.weight", self.prefix), dnorm);
-        let keys = frame.heads(self.k_norm.as_deref(), false);
-        let dnorm = keys.backward(&mut k, &heads.dk, base)?;
-        sink.vector(format!("{}.self_attn.k_norm.weight", self.prefix), dnorm);
-        frame.values().backward(&mut v, &heads.dv, false)?;
-
-        let (mut h, _) = rms_norm(&x, &self.input_norm, eps)?;
-        let mut dh: Option<Mat> = None;
-        for (projection, z, dy) in [(pq, zq, &mut q), (pk, zk, &mut k), (pv, zv, &mut v)] {
-            let dz = if want_input {
-                let (part, dz) = projection.input(dy)?;
-                match &mut dh {
-                    None => dh = Some(part),
-                    Some(dh) => dh.add(&part)?,
-                }
-                dz
-            } else {
-                projection.low_input(dy)?
-            };
-            projection.weights(&mut h, z, dy, dz, sink)?;
         }
         if let Some(dh) = dh {
             let dnorm = rms_norm_backward(&x, &self.input_norm, &input_scale, &dh, &mut dy, base)?;

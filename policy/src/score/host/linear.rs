@@ -4,10 +4,11 @@ use burn::tensor::Tensor;
 
 use super::{
     super::{Gradients, Trainable},
+    layer::Normed,
     mat::{Mat, failed},
     rows::{add_bias, add_low_rank, column_sums},
 };
-use crate::model::{Adapter, Decoder, LINEARS, ModelError, lora_key};
+use crate::model::{Adapter, Decoder, ModelError, lora_key};
 
 /// One linear's weights, as the loops need them.
 pub(super) struct Projection {
@@ -55,19 +56,20 @@ impl Sink<'_> {
 }
 
 impl Projection {
-    /// Linear number `slot` of [`LINEARS`] in layer `layer`.
+    /// Linear number `slot` of layer `layer`.
     pub(super) fn new(
         decoder: &Decoder,
         adapter: Option<&Adapter>,
         layer: usize,
         slot: usize,
     ) -> Result<Self, ModelError> {
+        let config = decoder.config();
         let linear = decoder.weights.model.layers[layer].linear(slot);
         let bias = match &linear.bias {
             None => None,
             Some(bias) => Some(host(bias.val())?),
         };
-        let lora = match adapter.and_then(|a| a.lora(layer * LINEARS.len() + slot)) {
+        let lora = match adapter.and_then(|a| a.lora(config.first_slot(layer) + slot)) {
             None => None,
             Some((lora, scale)) => {
                 let (a, b) = (lora.lora_a.val(), lora.lora_b.val().mul_scalar(scale));
@@ -81,7 +83,8 @@ impl Projection {
                 })
             }
         };
-        let path = format!("model.layers.{layer}.{}", LINEARS[slot]);
+        let name = config.layer_linears(layer)[slot].0;
+        let path = format!("{}.layers.{layer}.{name}", config.prefix());
         Ok(Self { path, weight: linear.weight.val(), bias, lora })
     }
 
@@ -135,6 +138,49 @@ impl Projection {
             sink.gradients.insert(lora_key(&self.path, "lora_A"), dz.transposed_times(x)?);
         }
         Ok(())
+    }
+}
+
+/// Sums what the projections of one normed input give back to it.
+pub(super) struct Inputs<'a> {
+    normed: Normed<'a>,
+    h: Option<Mat>,
+    dh: Option<Mat>,
+}
+
+impl<'a> Inputs<'a> {
+    pub(super) fn new(normed: Normed<'a>) -> Self {
+        Self { normed, h: None, dh: None }
+    }
+
+    /// Adds the share of one projection, and sends its weights' gradients to `sink`.
+    pub(super) fn add(
+        &mut self,
+        projection: &Projection,
+        z: Option<Mat>,
+        dy: &mut Mat,
+        sink: &mut Sink<'_>,
+    ) -> Result<(), ModelError> {
+        let dz = if self.normed.want {
+            let (part, dz) = projection.input(dy)?;
+            match &mut self.dh {
+                None => self.dh = Some(part),
+                Some(dh) => dh.add(&part)?,
+            }
+            dz
+        } else {
+            projection.low_input(dy)?
+        };
+        let h = match &mut self.h {
+            Some(h) => h,
+            none => none.insert((self.normed.make)()?),
+        };
+        projection.weights(h, z, dy, dz, sink)
+    }
+
+    /// The input's gradient, where it is wanted.
+    pub(super) fn finish(self) -> Option<Mat> {
+        self.dh
     }
 }
 

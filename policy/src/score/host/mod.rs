@@ -4,6 +4,11 @@
 //! order: the same input gives the same bits.
 
 mod attention;
+mod convolution;
+mod delta;
+mod delta_net;
+mod gates;
+mod gemm;
 mod head;
 mod heads;
 mod layer;
@@ -11,10 +16,13 @@ mod linear;
 mod mat;
 mod math;
 mod rows;
+mod self_attention;
+
+use burn::tensor::{DType, Device};
 
 use self::{
-    layer::{Frame, Layer, Rope, Saved},
-    linear::{Sink, host},
+    layer::{Frame, Layer, Rope, Saved, norm_weight},
+    linear::Sink,
     mat::Mat,
     rows::{rms_norm, rms_norm_backward},
 };
@@ -26,7 +34,7 @@ use crate::model::{Adapter, Decoder, ModelError};
 
 /// Whether this path serves the decoder.
 pub(super) fn serves(decoder: &Decoder) -> bool {
-    decoder.on_host()
+    decoder.dtype() == DType::F32 && *decoder.device() == Device::flex()
 }
 
 /// A recorded pass.
@@ -81,7 +89,7 @@ pub(super) fn score(
 }
 
 fn final_norm(decoder: &Decoder, x: &Mat) -> Result<(Mat, Vec<f32>), ModelError> {
-    let weight = host(decoder.weights.model.norm.weight.val())?;
+    let weight = norm_weight(&decoder.weights.model.norm)?;
     rms_norm(x, &weight, decoder.config().norm_eps as f32)
 }
 
@@ -181,10 +189,11 @@ impl HostTape {
         if let Some(dhead) = dhead {
             sink.gradients.insert(decoder.head_name(), dhead);
         }
-        let weight = host(decoder.weights.model.norm.weight.val())?;
+        let weight = norm_weight(&decoder.weights.model.norm)?;
+        let prefix = decoder.config().prefix();
         let mut dlast = Mat::zeros(last.rows, last.cols);
         let dnorm = rms_norm_backward(&last, &weight, &scales, &dnormed, &mut dlast, base)?;
-        sink.vector("model.norm.weight".into(), dnorm);
+        sink.vector(format!("{prefix}.norm.weight"), dnorm);
         let ends = Ends::new(&layout);
         let height = ends.kept.as_ref().map_or(layout.ids.len(), Vec::len);
         let mut dx = dlast.spread(&ends.predictors, height)?;
@@ -199,7 +208,7 @@ impl HostTape {
         if base {
             let c = decoder.config();
             let dembed = dx.spread(&layout.ids, c.vocab)?.into_tensor([c.vocab, c.hidden]);
-            sink.gradients.insert("model.embed_tokens.weight".into(), dembed);
+            sink.gradients.insert(format!("{prefix}.embed_tokens.weight"), dembed);
         }
         Ok(gradients)
     }
