@@ -67,12 +67,7 @@ fn adapter(decoder: &Decoder) -> Adapter {
         Some(_) => TargetModules::AllLinear,
         None => TargetModules::Names(names.map(String::from).into()),
     };
-    let settings = LoraConfig {
-        r: 3,
-        alpha: 5.0,
-        target_modules,
-        use_rslora: true,
-    };
+    let settings = LoraConfig { r: 3, alpha: 5.0, target_modules, use_rslora: true };
     let mut adapter = Adapter::init(&settings, decoder, 3).unwrap();
     Parameters::update(&mut adapter, &mut |name, value| match name.contains("lora_B") {
         false => value,

@@ -69,8 +69,8 @@ impl Vectorized for Forward<'_> {
             let chunk = Chunk::load::<M>(self.head, first);
             let change = chunk.change::<M>(memory.as_deref());
             let to = &mut out[first * self.head.value_dim..][..chunk.rows * self.head.value_dim];
-            chunk.read::<M>(memory.as_deref(), &change, to);
-            memory = Some(chunk.write::<M>(memory.as_deref(), &change));
+            chunk.read(memory.as_deref(), &change, to);
+            memory = Some(chunk.write(memory.as_deref(), &change));
         }
         (out, memory.unwrap_or_default())
     }
@@ -100,7 +100,7 @@ impl Vectorized for Backward<'_> {
             let before = memories.last().map(Vec::as_slice).or(self.memory);
             let chunk = Chunk::load::<M>(head, first);
             let change = chunk.change::<M>(before);
-            memories.push(chunk.write::<M>(before, &change));
+            memories.push(chunk.write(before, &change));
         }
         let mut all = HeadGradients {
             dq: vec![0.0; head.rows * head.key_dim],
@@ -168,18 +168,15 @@ struct Chunk<'a> {
     overlap: Vec<f32>,
 }
 
-#[inline(always)]
-fn product<M: MulAdd>(a: &[f32], rows: usize, b: &Packed) -> Vec<f32> {
-    let stride = a.len() / rows.max(1);
+fn product(a: &[f32], rows: usize, b: &Packed) -> Vec<f32> {
     let mut y = vec![0.0; rows * b.columns()];
-    add_product::<M>(Rows { values: a, stride, rows }, b, &mut y, b.columns());
+    add(a, rows, b, &mut y);
     y
 }
 
-#[inline(always)]
-fn add<M: MulAdd>(a: &[f32], rows: usize, b: &Packed, y: &mut [f32]) {
+fn add(a: &[f32], rows: usize, b: &Packed, y: &mut [f32]) {
     let stride = a.len() / rows.max(1);
-    add_product::<M>(Rows { values: a, stride, rows }, b, y, b.columns());
+    add_product(Rows { values: a, stride, rows }, b, y, b.columns());
 }
 
 fn transpose(x: &[f32], rows: usize) -> Vec<f32> {
@@ -252,7 +249,7 @@ impl<'a> Chunk<'a> {
         let since = sums.iter().map(|&sum| exp(sum as f32)).collect();
         let until = sums.iter().map(|&sum| exp((total - sum) as f32)).collect();
         let keys = Packed::transposed(&k, key_dim, key_dim, rows);
-        let overlap = product::<M>(&k, rows, &keys);
+        let overlap = product(&k, rows, &keys);
         let beta = &head.beta[first..first + rows];
         Self {
             rows,
@@ -293,7 +290,7 @@ impl<'a> Chunk<'a> {
     /// What each row writes under its key, `[rows, value_dim]`.
     #[inline(always)]
     fn change<M: MulAdd>(&self, memory: Option<&[f32]>) -> Vec<f32> {
-        let held = memory.map(|memory| product::<M>(&self.k, self.rows, &self.memory(memory)));
+        let held = memory.map(|memory| product(&self.k, self.rows, &self.memory(memory)));
         let mut change = self.wanted(held.as_deref());
         let lower = self.lower();
         let width = self.value_dim;
@@ -319,26 +316,25 @@ impl<'a> Chunk<'a> {
     }
 
     /// q[i]·k[j], without the decay.
-    #[inline(always)]
-    fn scores<M: MulAdd>(&self) -> Vec<f32> {
-        product::<M>(&self.q, self.rows, &self.keys)
+    fn scores(&self) -> Vec<f32> {
+        product(&self.q, self.rows, &self.keys)
     }
 
     #[inline(always)]
-    fn read<M: MulAdd>(&self, memory: Option<&[f32]>, change: &[f32], out: &mut [f32]) {
+    fn read(&self, memory: Option<&[f32]>, change: &[f32], out: &mut [f32]) {
         if let Some(memory) = memory {
             let q = scaled(&self.q, &self.since);
-            add::<M>(&q, self.rows, &self.memory(memory), out);
+            add(&q, self.rows, &self.memory(memory), out);
         }
-        let mut weights = self.scores::<M>();
+        let mut weights = self.scores();
         weights.iter_mut().zip(&self.decay).for_each(|(weight, decay)| *weight *= decay);
         let change = Packed::plain(change, self.value_dim, self.rows, self.value_dim);
-        add::<M>(&weights, self.rows, &change, out);
+        add(&weights, self.rows, &change, out);
     }
 
     /// The memory after the chunk.
     #[inline(always)]
-    fn write<M: MulAdd>(&self, memory: Option<&[f32]>, change: &[f32]) -> Vec<f32> {
+    fn write(&self, memory: Option<&[f32]>, change: &[f32]) -> Vec<f32> {
         let kept = self.since[self.rows - 1];
         let mut after = match memory {
             None => vec![0.0; self.key_dim * self.value_dim],
@@ -346,7 +342,7 @@ impl<'a> Chunk<'a> {
         };
         let keys = transpose(&scaled(&self.k, &self.until), self.rows);
         let change = Packed::plain(change, self.value_dim, self.rows, self.value_dim);
-        add::<M>(&keys, self.key_dim, &change, &mut after);
+        add(&keys, self.key_dim, &change, &mut after);
         after
     }
 
@@ -361,7 +357,7 @@ impl<'a> Chunk<'a> {
     ) -> Vec<f32> {
         let Self { rows, key_dim, value_dim, .. } = *self;
         let packed_memory = memory.map(|memory| self.memory(memory));
-        let held = packed_memory.as_ref().map(|memory| product::<M>(&self.k, rows, memory));
+        let held = packed_memory.as_ref().map(|memory| product(&self.k, rows, memory));
         let wanted = self.wanted(held.as_deref());
         let lower = self.lower();
         let mut change = wanted.clone();
@@ -369,7 +365,7 @@ impl<'a> Chunk<'a> {
             let (done, rest) = change.split_at_mut(i * value_dim);
             subtract::<M>(&mut rest[..value_dim], done, lower[i * rows..].iter());
         }
-        let scores = self.scores::<M>();
+        let scores = self.scores();
         let mut dout_rows = vec![0.0; rows * value_dim];
         for (row, to) in dout_rows.chunks_exact_mut(value_dim).enumerate() {
             to.copy_from_slice(&dout.values[row * dout.stride..][..value_dim]);
@@ -381,15 +377,15 @@ impl<'a> Chunk<'a> {
         // Of the changes: what was read of them, and what they wrote.
         let mut weights = scores.clone();
         weights.iter_mut().zip(&self.decay).for_each(|(weight, decay)| *weight *= decay);
-        let mut dwanted = product::<M>(&transpose(&weights, rows), rows, &packed_dout);
+        let mut dwanted = product(&transpose(&weights, rows), rows, &packed_dout);
         let mut dsince = vec![0.0; rows];
         let mut duntil = vec![0.0; rows];
         let mut dk = vec![0.0; rows * key_dim];
         if let Some(dafter) = dafter {
             let packed = Packed::plain(dafter, value_dim, key_dim, value_dim);
-            add::<M>(&scaled(&self.k, &self.until), rows, &packed, &mut dwanted);
+            add(&scaled(&self.k, &self.until), rows, &packed, &mut dwanted);
             let packed = Packed::transposed(dafter, value_dim, value_dim, key_dim);
-            add::<M>(&change, rows, &packed, &mut dk);
+            add(&change, rows, &packed, &mut dk);
             for (i, dk) in dk.chunks_exact_mut(key_dim).enumerate() {
                 duntil[i] = dot::<M>(&self.k[i * key_dim..][..key_dim], dk);
                 dk.iter_mut().for_each(|dk| *dk *= self.until[i]);
@@ -401,8 +397,8 @@ impl<'a> Chunk<'a> {
             let factors = lower[(i + 1) * rows + i..].iter().step_by(rows);
             subtract::<M>(&mut rest[i * value_dim..], done, factors);
         }
-        let dweights = product::<M>(&dout, rows, &packed_change);
-        let dlower = product::<M>(&dwanted, rows, &packed_change);
+        let dweights = product(&dout, rows, &packed_change);
+        let dlower = product(&dwanted, rows, &packed_change);
 
         // Of gates, and of what the memory held.
         for (i, dwanted) in dwanted.chunks_exact(value_dim).enumerate() {
@@ -443,9 +439,9 @@ impl<'a> Chunk<'a> {
         }
         let plain_keys = Packed::plain(&self.k, key_dim, rows, key_dim);
         let plain_queries = Packed::plain(&self.q, key_dim, rows, key_dim);
-        let mut dq = product::<M>(&dscores, rows, &plain_keys);
-        add::<M>(&transpose(&dscores, rows), rows, &plain_queries, &mut dk);
-        add::<M>(&doverlap, rows, &plain_keys, &mut dk);
+        let mut dq = product(&dscores, rows, &plain_keys);
+        add(&transpose(&dscores, rows), rows, &plain_queries, &mut dk);
+        add(&doverlap, rows, &plain_keys, &mut dk);
 
         // Through the memory.
         let mut dbefore = vec![0.0; key_dim * value_dim];
@@ -460,17 +456,17 @@ impl<'a> Chunk<'a> {
             dheld.iter_mut().for_each(|d| *d *= -self.since[i]);
         }
         let read = scaled(&self.q, &self.since);
-        add::<M>(&transpose(&read, rows), key_dim, &packed_dout, &mut dbefore);
+        add(&transpose(&read, rows), key_dim, &packed_dout, &mut dbefore);
         let packed_dheld = Packed::plain(&dheld, value_dim, rows, value_dim);
-        add::<M>(&transpose(&self.k, rows), key_dim, &packed_dheld, &mut dbefore);
+        add(&transpose(&self.k, rows), key_dim, &packed_dheld, &mut dbefore);
         if let (Some(memory), Some(packed)) = (memory, &packed_memory) {
             let transposed = Packed::transposed(memory, value_dim, value_dim, key_dim);
-            let given = product::<M>(&self.q, rows, packed);
+            let given = product(&self.q, rows, packed);
             for (i, given) in given.chunks_exact(value_dim).enumerate() {
                 dsince[i] += dot::<M>(&dout[i * value_dim..][..value_dim], given);
             }
-            add::<M>(&scaled(&dout, &self.since), rows, &transposed, &mut dq);
-            add::<M>(&dheld, rows, &transposed, &mut dk);
+            add(&scaled(&dout, &self.since), rows, &transposed, &mut dq);
+            add(&dheld, rows, &transposed, &mut dk);
         }
 
         // Of the running sums, and so of the decays' logarithms.

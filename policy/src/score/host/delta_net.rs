@@ -81,12 +81,12 @@ impl DeltaNet {
     pub(super) fn forward(
         &self,
         frame: Frame<'_>,
-        mut h: Mat,
+        h: Mat,
         kept: Option<&[u32]>,
     ) -> Result<(Mat, Saved), ModelError> {
         let [qkv, z, b, a] = &self.inputs;
-        let (u, z) = (qkv.forward(&mut h)?, z.forward(&mut h)?);
-        let (b, a) = (b.forward(&mut h)?, a.forward(&mut h)?);
+        let (u, z) = (qkv.forward(&h)?, z.forward(&h)?);
+        let (b, a) = (b.forward(&h)?, a.forward(&h)?);
         drop(h);
         let gates = self.gates(&b.y, &a.y)?;
         let mixed = self.convolution(frame).forward(&u.y)?;
@@ -96,7 +96,7 @@ impl DeltaNet {
         if let Some(rows) = kept {
             gated = gated.pick(rows)?;
         }
-        let o = self.output.forward(&mut gated)?;
+        let o = self.output.forward(&gated)?;
         let low = [u.z, z.z, b.z, a.z, o.z];
         let saved = Saved { u: u.y, z: z.y, b: b.y, a: a.y, out, low, memories };
         Ok((o.y, saved))
@@ -107,7 +107,7 @@ impl DeltaNet {
         &self,
         frame: Frame<'_>,
         saved: Saved,
-        dy: &mut Mat,
+        dy: &Mat,
         kept: Option<&[u32]>,
         normed: Normed<'_>,
         sink: &mut Sink<'_>,
@@ -121,7 +121,7 @@ impl DeltaNet {
             gated = gated.pick(rows)?;
             dgated = dgated.spread(rows, out.rows)?;
         }
-        self.output.weights(&mut gated, zo, dy, dlow, sink)?;
+        self.output.weights(&gated, zo, dy, dlow, sink)?;
         drop(gated);
         let dnorm = gated_norm_backward(&mut out, &mut z, &self.norm, self.eps, &dgated, base)?;
         sink.vector(format!("{}.norm.weight", self.path), dnorm);
@@ -131,18 +131,18 @@ impl DeltaNet {
         let mixed = convolution.forward(&u)?;
         let (dmixed, dgates) = self.recur_backward(frame, &mixed, &gates, &memories, &out)?;
         drop((mixed, out));
-        let (mut du, dweight) = convolution.backward(&u, dmixed, base)?;
+        let (du, dweight) = convolution.backward(&u, dmixed, base)?;
         drop(u);
         let dweight = dweight.map(|dweight| transposed(&dweight, self.shape.channels()));
         sink.vector(format!("{}.conv1d.weight", self.path), dweight);
-        let (mut db, mut da) = self.gates_backward(&gates, dgates, &a, sink)?;
+        let (db, da) = self.gates_backward(&gates, dgates, &a, sink)?;
         let [pu, pz, pb, pa] = &self.inputs;
         let mut inputs = Inputs::new(normed);
-        inputs.add(pu, zu, &mut du, sink)?;
+        inputs.add(pu, zu, &du, sink)?;
         drop(du);
-        inputs.add(pz, zz, &mut z, sink)?;
-        inputs.add(pb, zb, &mut db, sink)?;
-        inputs.add(pa, za, &mut da, sink)?;
+        inputs.add(pz, zz, &z, sink)?;
+        inputs.add(pb, zb, &db, sink)?;
+        inputs.add(pa, za, &da, sink)?;
         Ok(inputs.finish())
     }
 

@@ -3,7 +3,16 @@
 //! chain of multiply-adds over the inner dimension in order, so its bits depend neither on the other
 //! rows nor on how the work is cut among threads.
 
-use crate::simd::MulAdd;
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use super::linear::host;
+use crate::{
+    model::ModelError,
+    simd::{MulAdd, Vectorized, vectorized},
+};
 
 /// Elements of a register of the widest kind.
 const LANES: usize = 16;
@@ -39,36 +48,150 @@ impl Packed {
 
     /// Packs row-major `[depth, columns]` values, `stride` elements from row to row.
     pub(super) fn plain(values: &[f32], stride: usize, depth: usize, columns: usize) -> Self {
-        let mut lines = vec![Line::default(); columns.div_ceil(WIDTH) * depth];
-        for (panel, lines) in lines.chunks_exact_mut(depth.max(1)).enumerate() {
-            fill_plain(lines, values, stride, panel * WIDTH..columns.min((panel + 1) * WIDTH));
+        let mut packed = Self::zeros(depth, columns);
+        for (panel, lines) in packed.panels() {
+            fill_plain(lines, values, stride, columns_of(panel, columns));
         }
-        Self { lines, depth, columns }
+        packed
     }
 
     /// Packs the transpose of row-major `[columns, depth]` values.
     pub(super) fn transposed(values: &[f32], stride: usize, depth: usize, columns: usize) -> Self {
-        let mut lines = vec![Line::default(); columns.div_ceil(WIDTH) * depth];
-        for (panel, lines) in lines.chunks_exact_mut(depth.max(1)).enumerate() {
-            fill_transposed(lines, values, stride, panel * WIDTH..columns.min((panel + 1) * WIDTH));
+        let mut packed = Self::zeros(depth, columns);
+        for (panel, lines) in packed.panels() {
+            fill_transposed(lines, values, stride, columns_of(panel, columns));
         }
+        packed
+    }
+
+    fn zeros(depth: usize, columns: usize) -> Self {
+        let lines = vec![Line::default(); columns.div_ceil(WIDTH) * depth];
         Self { lines, depth, columns }
+    }
+
+    fn panels(&mut self) -> impl Iterator<Item = (usize, &mut [Line])> {
+        self.lines.chunks_exact_mut(self.depth.max(1)).enumerate()
     }
 }
 
-fn fill_plain(lines: &mut [Line], values: &[f32], stride: usize, columns: std::ops::Range<usize>) {
-    for (line, row) in lines.iter_mut().zip(values.chunks(stride.max(1))) {
-        let from = &row[columns.clone()];
+fn columns_of(panel: usize, columns: usize) -> Range<usize> {
+    panel * WIDTH..columns.min((panel + 1) * WIDTH)
+}
+
+/// Elements of a weight that are packed at one time.
+const BLOCK: usize = 1 << 20;
+/// Rows of the left-hand side that a task multiplies at most.
+const TASK_ROWS: usize = 96;
+
+/// `a · wᵀ` for `a` `[rows, inner]` and `w` `[columns, inner]`.
+pub(super) fn times_transposed(a: &[f32], w: &Tensor<2>) -> Result<Vec<f32>, ModelError> {
+    let [columns, inner] = w.dims();
+    let rows = a.len() / inner.max(1);
+    let mut y = vec![0.0; rows * columns];
+    let share = (BLOCK / inner.max(1)).next_multiple_of(WIDTH).max(WIDTH);
+    for first in (0..columns).step_by(share) {
+        let count = share.min(columns - first);
+        let part = host(w.clone().slice([first..first + count, 0..inner]))?;
+        let mut packed = Packed::zeros(inner, count);
+        (packed.lines.par_chunks_exact_mut(inner.max(1)).enumerate()).for_each(|(panel, lines)| {
+            fill_transposed(lines, &part, inner, columns_of(panel, count));
+        });
+        drop(part);
+        each_task(a, inner, &mut y, columns, |a, y| {
+            add_product(a, &packed, &mut y[first..], columns)
+        });
+    }
+    Ok(y)
+}
+
+/// `a · w` for `a` `[rows, inner]` and `w` `[inner, columns]`.
+pub(super) fn times(a: &[f32], w: &Tensor<2>) -> Result<Vec<f32>, ModelError> {
+    let [inner, columns] = w.dims();
+    let rows = a.len() / inner.max(1);
+    let mut y = vec![0.0; rows * columns];
+    let share = (BLOCK / columns.max(1)).next_multiple_of(DEPTH).max(DEPTH);
+    for first in (0..inner).step_by(share) {
+        let count = share.min(inner - first);
+        let part = host(w.clone().slice([first..first + count, 0..columns]))?;
+        let mut packed = Packed::zeros(count, columns);
+        (packed.lines.par_chunks_exact_mut(count.max(1)).enumerate()).for_each(|(panel, lines)| {
+            fill_plain(lines, &part, columns, columns_of(panel, columns));
+        });
+        drop(part);
+        each_task(a, inner, &mut y, columns, |a, y| {
+            add_product(Rows { values: &a.values[first..], ..a }, &packed, y, columns);
+        });
+    }
+    Ok(y)
+}
+
+/// Some rows of `a` and `y` at a time, spread over threads.
+fn each_task(
+    a: &[f32],
+    inner: usize,
+    y: &mut [f32],
+    columns: usize,
+    f: impl Fn(Rows<'_>, &mut [f32]) + Sync,
+) {
+    let rows = a.len() / inner.max(1);
+    let share = rows.div_ceil(4 * rayon::current_num_threads()).next_multiple_of(6);
+    let share = share.clamp(6, TASK_ROWS);
+    (y.par_chunks_mut(share * columns.max(1)).zip(a.par_chunks(share * inner.max(1))))
+        .for_each(|(y, a)| f(Rows { values: a, stride: inner, rows: a.len() / inner.max(1) }, y));
+}
+
+/// `aᵀ · b` for `a` `[rows, left]` and `b` `[rows, right]`.
+pub(super) fn transposed_times(a: &[f32], left: usize, b: &[f32], right: usize) -> Vec<f32> {
+    if right < left {
+        return transpose(&transposed_times(b, right, a, left), right);
+    }
+    let rows = b.len() / right.max(1);
+    let a = transpose(a, rows);
+    let panels: Vec<Vec<f32>> = (0..right.div_ceil(WIDTH))
+        .into_par_iter()
+        .map(|panel| {
+            let columns = columns_of(panel, right);
+            let count = columns.len();
+            let packed = Packed::plain(&b[columns.start..], right, rows, count);
+            let mut y = vec![0.0; left * count];
+            add_product(Rows { values: &a, stride: rows, rows: left }, &packed, &mut y, count);
+            y
+        })
+        .collect();
+    let mut y = vec![0.0; left * right];
+    y.par_chunks_mut(right.max(1)).enumerate().for_each(|(row, y)| {
+        for (y, panel) in y.chunks_mut(WIDTH).zip(&panels) {
+            y.copy_from_slice(&panel[row * y.len()..][..y.len()]);
+        }
+    });
+    y
+}
+
+/// The transpose of a matrix of `rows` rows.
+pub(super) fn transpose(x: &[f32], rows: usize) -> Vec<f32> {
+    const SIDE: usize = 16;
+    let columns = x.len() / rows.max(1);
+    let mut y = vec![0.0; x.len()];
+    (y.par_chunks_mut((SIDE * rows).max(1)).enumerate()).for_each(|(block, y)| {
+        let first = block * SIDE;
+        for from in (0..rows).step_by(SIDE) {
+            for (column, y) in y.chunks_exact_mut(rows).enumerate() {
+                let to = y[from..].iter_mut().take(SIDE).enumerate();
+                to.for_each(|(row, y)| *y = x[(from + row) * columns + first + column]);
+            }
+        }
+    });
+    y
+}
+
+fn fill_plain(lines: &mut [Line], values: &[f32], stride: usize, columns: Range<usize>) {
+    for (d, line) in lines.iter_mut().enumerate() {
+        let from = &values[d * stride..][columns.clone()];
         line.as_flattened_mut()[..from.len()].copy_from_slice(from);
     }
 }
 
-fn fill_transposed(
-    lines: &mut [Line],
-    values: &[f32],
-    stride: usize,
-    columns: std::ops::Range<usize>,
-) {
+fn fill_transposed(lines: &mut [Line], values: &[f32], stride: usize, columns: Range<usize>) {
     // 16 inner elements at a time, so that what is written stays near.
     for (block, lines) in lines.chunks_mut(LANES).enumerate() {
         for (lane, column) in columns.clone().enumerate() {
@@ -82,32 +205,49 @@ fn fill_transposed(
 
 /// `y += a · b` for `y` of `a.rows` rows of `stride` elements, of which the first `b.columns` are
 /// added to.
-#[inline(always)]
-pub(super) fn add_product<M: MulAdd>(a: Rows<'_>, b: &Packed, y: &mut [f32], stride: usize) {
-    // What fits in the registers beside a panel's line.
-    let height = if M::WIDE { 6 } else { 3 };
-    for from in (0..b.depth).step_by(DEPTH) {
-        let depth = DEPTH.min(b.depth - from);
-        for (panel, lines) in b.lines.chunks_exact(b.depth.max(1)).enumerate() {
-            let lines = &lines[from..from + depth];
-            let first = panel * WIDTH;
-            let columns = WIDTH.min(b.columns - first);
-            for row in (0..a.rows).step_by(height) {
-                let tile = Tile {
-                    a: &a.values[row * a.stride + from..],
-                    a_stride: a.stride,
-                    lines,
-                    y: &mut y[row * stride + first..],
-                    stride,
-                    columns,
-                };
-                match height.min(a.rows - row) {
-                    1 => tile.add::<M, 1>(),
-                    2 => tile.add::<M, 2>(),
-                    3 => tile.add::<M, 3>(),
-                    4 => tile.add::<M, 4>(),
-                    5 => tile.add::<M, 5>(),
-                    _ => tile.add::<M, 6>(),
+pub(super) fn add_product(a: Rows<'_>, b: &Packed, y: &mut [f32], stride: usize) {
+    vectorized(Product { a, b, y, stride });
+}
+
+struct Product<'a> {
+    a: Rows<'a>,
+    b: &'a Packed,
+    y: &'a mut [f32],
+    stride: usize,
+}
+
+impl Vectorized for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<M: MulAdd>(self) {
+        let Self { a, b, y, stride } = self;
+        // What fits in the registers beside a panel's line.
+        let height = if M::WIDE { 6 } else { 3 };
+        for from in (0..b.depth).step_by(DEPTH) {
+            let depth = DEPTH.min(b.depth - from);
+            for (panel, lines) in b.lines.chunks_exact(b.depth.max(1)).enumerate() {
+                let lines = &lines[from..from + depth];
+                let first = panel * WIDTH;
+                let columns = WIDTH.min(b.columns - first);
+                for row in (0..a.rows).step_by(height) {
+                    let tile = Tile {
+                        a: &a.values[row * a.stride + from..],
+                        a_stride: a.stride,
+                        lines,
+                        y: &mut y[row * stride + first..],
+                        stride,
+                        columns,
+                    };
+                    match height.min(a.rows - row) {
+                        1 => tile.add::<M, 1>(),
+                        2 => tile.add::<M, 2>(),
+                        3 => tile.add::<M, 3>(),
+                        4 if M::WIDE => tile.add::<M, 4>(),
+                        5 if M::WIDE => tile.add::<M, 5>(),
+                        _ if M::WIDE => tile.add::<M, 6>(),
+                        _ => {}
+                    }
                 }
             }
         }
@@ -161,20 +301,11 @@ fn multiply_add<M: MulAdd, const R: usize>(sums: &mut [Line; R], a: [f32; R], li
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use burn::tensor::{Device, TensorData};
+
     use super::*;
-    use crate::simd::{Vectorized, vectorized};
-
-    struct Product<'a>(Rows<'a>, &'a Packed, &'a mut [f32], usize);
-
-    impl Vectorized for Product<'_> {
-        type Output = ();
-
-        #[inline(always)]
-        fn run<M: MulAdd>(self) {
-            add_product::<M>(self.0, self.1, self.2, self.3);
-        }
-    }
 
     fn values(count: usize, seed: usize) -> Vec<f32> {
         (0..count).map(|i| ((i * 37 + seed * 101 + i * i) % 64) as f32 / 32.0 - 1.0).collect()
@@ -197,7 +328,7 @@ mod tests {
                 for packed in &packed {
                     let mut y = vec![1.0; rows * stride];
                     let a_rows = Rows { values: &a, stride: a_stride, rows };
-                    vectorized(Product(a_rows, packed, &mut y, stride));
+                    add_product(a_rows, packed, &mut y, stride);
                     for (r, row) in y.chunks(stride).enumerate() {
                         for (c, found) in row[..columns].iter().enumerate() {
                             let exact: f64 = (0..depth)
@@ -211,6 +342,36 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn products_with_tensors_are_those_of_the_tensors() {
+        for (rows, inner, columns) in [(1, 5, 3), (40, 33, 70), (301, 600, 2100), (7, 2100, 600)] {
+            let a = values(rows * inner, 1);
+            let tensor = |values: &[f32], shape| {
+                let data = TensorData::new(values.to_vec(), shape);
+                Tensor::<2>::from_data(data, &Device::flex())
+            };
+            let near = |found: &[f32], expected: Tensor<2>| {
+                let expected = host(expected).unwrap();
+                assert_eq!(found.len(), expected.len());
+                for (f, e) in found.iter().zip(&expected) {
+                    assert!((f - e).abs() < 1e-3, "{f} and {e}");
+                }
+            };
+            let left = tensor(&a, [rows, inner]);
+            let w = tensor(&values(inner * columns, 2), [inner, columns]);
+            near(&times(&a, &w).unwrap(), left.clone().matmul(w.clone()));
+            let w = w.transpose();
+            let turned = tensor(&host(w.clone()).unwrap(), [columns, inner]);
+            for w in [w, turned] {
+                let expected = left.clone().matmul(w.clone().transpose());
+                near(&times_transposed(&a, &w).unwrap(), expected);
+            }
+            let b = values(rows * columns, 3);
+            let expected = left.transpose().matmul(tensor(&b, [rows, columns]));
+            near(&transposed_times(&a, inner, &b, columns), expected);
         }
     }
 }

@@ -84,7 +84,7 @@ pub(super) fn backward(
     let head = decoder.head();
     let width = hidden.cols;
     let mut dhidden = Mat::zeros(hidden.rows, width);
-    let mut dhead: Option<Tensor<2>> = None;
+    let mut dhead: Option<Mat> = None;
     let values = hidden.read()?;
     let active: Vec<usize> =
         (0..dlogp.len()).filter(|&i| dlogp[i] != 0.0 || dentropy(i) != 0.0).collect();
@@ -105,17 +105,16 @@ pub(super) fn backward(
             dhidden.write()?[i * width..][..width].copy_from_slice(part);
         }
         if weight {
-            let part = dlogits.transposed_times(&mut Mat::new(rows, active.len(), width))?;
-            dhead = Some(match dhead {
-                None => part,
-                Some(sum) => sum.add(part),
-            });
+            let part = dlogits.transposed_times(&Mat::new(rows, active.len(), width))?;
+            match &mut dhead {
+                None => dhead = Some(part),
+                Some(sum) => sum.add(&part)?,
+            }
         }
     }
-    if weight && dhead.is_none() {
-        dhead = Some(head.zeros_like());
-    }
-    Ok((dhidden, dhead))
+    let shape = head.dims();
+    let dhead = weight.then(|| dhead.unwrap_or_else(|| Mat::zeros(shape[0], shape[1])));
+    Ok((dhidden, dhead.map(|dhead| dhead.into_tensor(shape))))
 }
 
 fn logits(hidden: &[f32], rows: usize, head: &Tensor<2>) -> Result<Mat, ModelError> {

@@ -128,11 +128,11 @@ impl Layer {
             Some(rows) => middle.add(&x.pick(rows)?)?,
         }
         let [gate, up, down] = &self.mlp;
-        let (mut h, post_scale) = rms_norm(&middle, &self.post_norm, eps)?;
-        let (gate, up) = (gate.forward(&mut h)?, up.forward(&mut h)?);
+        let (h, post_scale) = rms_norm(&middle, &self.post_norm, eps)?;
+        let (gate, up) = (gate.forward(&h)?, up.forward(&h)?);
         drop(h);
-        let mut active = gated(&gate.y, &up.y)?;
-        let down = down.forward(&mut active)?;
+        let active = gated(&gate.y, &up.y)?;
+        let down = down.forward(&active)?;
         let mut y = down.y;
         y.add(&middle)?;
         let low = [gate.z, up.z, down.z];
@@ -157,16 +157,16 @@ impl Layer {
         let eps = frame.decoder.config().norm_eps as f32;
         let base = sink.base();
 
-        let (mut active, dz) = pdown.input(&mut dy)?;
+        let (mut active, dz) = pdown.input(&dy)?;
         gated_backward(&mut gate, &mut up, &mut active)?;
-        pdown.weights(&mut active, zdown, &mut dy, dz, sink)?;
+        pdown.weights(&active, zdown, &dy, dz, sink)?;
         drop(active);
-        let (mut h, _) = rms_norm(&middle, &self.post_norm, eps)?;
-        let (mut dh, dz) = pgate.input(&mut gate)?;
-        pgate.weights(&mut h, zgate, &mut gate, dz, sink)?;
+        let (h, _) = rms_norm(&middle, &self.post_norm, eps)?;
+        let (mut dh, dz) = pgate.input(&gate)?;
+        pgate.weights(&h, zgate, &gate, dz, sink)?;
         drop(gate);
-        let (part, dz) = pup.input(&mut up)?;
-        pup.weights(&mut h, zup, &mut up, dz, sink)?;
+        let (part, dz) = pup.input(&up)?;
+        pup.weights(&h, zup, &up, dz, sink)?;
         dh.add(&part)?;
         drop((part, up, h));
         let dnorm = rms_norm_backward(&middle, &self.post_norm, &post_scale, &dh, &mut dy, base)?;
@@ -178,10 +178,10 @@ impl Layer {
         let normed = Normed { make: &make, want: want_input };
         let dh = match (&self.mixer, mixed) {
             (Mix::Attention(it), Mixed::Attention(saved)) => {
-                it.backward(frame, saved, &mut dy, kept, normed, sink)?
+                it.backward(frame, saved, &dy, kept, normed, sink)?
             }
             (Mix::Delta(it), Mixed::Delta(saved)) => {
-                it.backward(frame, saved, &mut dy, kept, normed, sink)?
+                it.backward(frame, saved, &dy, kept, normed, sink)?
             }
             _ => return Err(ModelError::Input("a layer got another layer's record".into())),
         };

@@ -47,6 +47,11 @@ impl Sink<'_> {
         self.trainable == Trainable::Base
     }
 
+    pub(super) fn matrix(&mut self, name: String, values: Mat) {
+        let shape = [values.rows, values.cols];
+        self.gradients.insert(name, values.into_tensor(shape));
+    }
+
     pub(super) fn vector(&mut self, name: String, values: Option<Vec<f32>>) {
         if let Some(values) = values {
             let len = values.len();
@@ -88,7 +93,7 @@ impl Projection {
         Ok(Self { path, weight: linear.weight.val(), bias, lora })
     }
 
-    pub(super) fn forward(&self, x: &mut Mat) -> Result<Projected, ModelError> {
+    pub(super) fn forward(&self, x: &Mat) -> Result<Projected, ModelError> {
         let mut y = x.times_transposed(&self.weight)?;
         if let Some(bias) = &self.bias {
             add_bias(&mut y, bias)?;
@@ -105,7 +110,7 @@ impl Projection {
     }
 
     /// The input's gradient, and that of the input times A.
-    pub(super) fn input(&self, dy: &mut Mat) -> Result<(Mat, Option<Mat>), ModelError> {
+    pub(super) fn input(&self, dy: &Mat) -> Result<(Mat, Option<Mat>), ModelError> {
         let mut dx = dy.times(&self.weight)?;
         let dz = self.low_input(dy)?;
         if let (Some(lora), Some(dz)) = (&self.lora, &dz) {
@@ -115,27 +120,27 @@ impl Projection {
     }
 
     /// The gradient of the input times A alone.
-    pub(super) fn low_input(&self, dy: &mut Mat) -> Result<Option<Mat>, ModelError> {
+    pub(super) fn low_input(&self, dy: &Mat) -> Result<Option<Mat>, ModelError> {
         self.lora.as_ref().map(|lora| dy.times(&lora.b)).transpose()
     }
 
     /// Sends the gradients of what is trained to `sink`; `z` is the input `x` times A.
     pub(super) fn weights(
         &self,
-        x: &mut Mat,
+        x: &Mat,
         z: Option<Mat>,
-        dy: &mut Mat,
+        dy: &Mat,
         dz: Option<Mat>,
         sink: &mut Sink<'_>,
     ) -> Result<(), ModelError> {
         if sink.base() {
-            sink.gradients.insert(format!("{}.weight", self.path), dy.transposed_times(x)?);
+            sink.matrix(format!("{}.weight", self.path), dy.transposed_times(x)?);
             let bias = self.bias.is_some().then(|| column_sums(dy)).transpose()?;
             sink.vector(format!("{}.bias", self.path), bias);
-        } else if let (Some(lora), Some(mut z), Some(mut dz)) = (&self.lora, z, dz) {
-            let db = dy.transposed_times(&mut z)?.mul_scalar(lora.scale);
-            sink.gradients.insert(lora_key(&self.path, "lora_B"), db);
-            sink.gradients.insert(lora_key(&self.path, "lora_A"), dz.transposed_times(x)?);
+        } else if let (Some(lora), Some(mut z), Some(dz)) = (&self.lora, z, dz) {
+            z.scale(lora.scale)?;
+            sink.matrix(lora_key(&self.path, "lora_B"), dy.transposed_times(&z)?);
+            sink.matrix(lora_key(&self.path, "lora_A"), dz.transposed_times(x)?);
         }
         Ok(())
     }
@@ -158,7 +163,7 @@ impl<'a> Inputs<'a> {
         &mut self,
         projection: &Projection,
         z: Option<Mat>,
-        dy: &mut Mat,
+        dy: &Mat,
         sink: &mut Sink<'_>,
     ) -> Result<(), ModelError> {
         let dz = if self.normed.want {

@@ -3,6 +3,7 @@
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
 
+use super::gemm;
 use crate::model::ModelError;
 
 /// `[rows, cols]`, row-major.
@@ -54,35 +55,20 @@ impl Mat {
         Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), &Device::flex())
     }
 
-    /// Calls `f` with the matrix as a tensor, without a copy as long as `f` keeps none.
-    pub(super) fn lend<R>(&mut self, f: impl FnOnce(&Tensor<2>) -> R) -> Result<R, ModelError> {
-        let empty = TensorData::new(Vec::<f32>::new(), [0]);
-        let data = std::mem::replace(&mut self.data, empty);
-        let (bytes, _, dtype) = data.into_parts();
-        let data = TensorData::from_bytes(bytes, [self.rows, self.cols], dtype);
-        let tensor = Tensor::from_data(data, &Device::flex());
-        let result = f(&tensor);
-        self.data = tensor.try_into_data().map_err(failed)?;
-        Ok(result)
-    }
-
     /// `self · wᵀ` for `w` `[outputs, cols]`.
-    pub(super) fn times_transposed(&mut self, w: &Tensor<2>) -> Result<Self, ModelError> {
-        let outputs = w.dims()[0];
-        let product = self.lend(|x| x.clone().matmul(w.clone().transpose()))?;
-        Self::from_tensor(product, outputs)
+    pub(super) fn times_transposed(&self, w: &Tensor<2>) -> Result<Self, ModelError> {
+        Ok(Self::new(gemm::times_transposed(self.read()?, w)?, self.rows, w.dims()[0]))
     }
 
     /// `self · w` for `w` `[cols, outputs]`.
-    pub(super) fn times(&mut self, w: &Tensor<2>) -> Result<Self, ModelError> {
-        let outputs = w.dims()[1];
-        let product = self.lend(|x| x.clone().matmul(w.clone()))?;
-        Self::from_tensor(product, outputs)
+    pub(super) fn times(&self, w: &Tensor<2>) -> Result<Self, ModelError> {
+        Ok(Self::new(gemm::times(self.read()?, w)?, self.rows, w.dims()[1]))
     }
 
     /// `selfᵀ · other`, `[cols, other.cols]`.
-    pub(super) fn transposed_times(&mut self, other: &mut Self) -> Result<Tensor<2>, ModelError> {
-        self.lend(|x| other.lend(|y| x.clone().transpose().matmul(y.clone())))?
+    pub(super) fn transposed_times(&self, other: &Self) -> Result<Self, ModelError> {
+        let product = gemm::transposed_times(self.read()?, self.cols, other.read()?, other.cols);
+        Ok(Self::new(product, self.cols, other.cols))
     }
 
     /// Rows `rows`, in that order.
@@ -102,6 +88,12 @@ impl Mat {
             to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
         }
         Ok(sum)
+    }
+
+    /// Multiplies every element.
+    pub(super) fn scale(&mut self, factor: f32) -> Result<(), ModelError> {
+        self.write()?.iter_mut().for_each(|value| *value *= factor);
+        Ok(())
     }
 
     /// Adds another matrix of the same shape.

@@ -91,11 +91,11 @@ impl SelfAttention {
     pub(super) fn forward(
         &self,
         frame: Frame<'_>,
-        mut h: Mat,
+        h: Mat,
         kept: Option<&[u32]>,
     ) -> Result<(Mat, Saved), ModelError> {
         let [q, k, v] = &self.inputs;
-        let (q, k, v) = (q.forward(&mut h)?, k.forward(&mut h)?, v.forward(&mut h)?);
+        let (q, k, v) = (q.forward(&h)?, k.forward(&h)?, v.forward(&h)?);
         drop(h);
         let (mut out, attention) = self.attention(frame).forward(
             self.queries(frame).forward(&q.y)?,
@@ -109,7 +109,7 @@ impl SelfAttention {
                 None => out = out.pick(rows)?,
             }
         }
-        let o = self.output.forward(gated.as_mut().unwrap_or(&mut out))?;
+        let o = self.output.forward(gated.as_ref().unwrap_or(&out))?;
         let low = [q.z, k.z, v.z, o.z];
         Ok((o.y, Saved { q: q.y, k: k.y, v: v.y, attention, out, low }))
     }
@@ -129,12 +129,12 @@ impl SelfAttention {
         &self,
         frame: Frame<'_>,
         saved: Saved,
-        dy: &mut Mat,
+        dy: &Mat,
         kept: Option<&[u32]>,
         normed: Normed<'_>,
         sink: &mut Sink<'_>,
     ) -> Result<Option<Mat>, ModelError> {
-        let Saved { mut q, mut k, mut v, attention, mut out, low } = saved;
+        let Saved { mut q, mut k, mut v, attention, out, low } = saved;
         let [zq, zk, zv, zo] = low;
         let (c, base) = (frame.decoder.config(), sink.base());
         let (mut dout, dz) = self.output.input(dy)?;
@@ -142,7 +142,7 @@ impl SelfAttention {
         if let (Some(gated), Some(rows)) = (&mut gated, kept) {
             *gated = gated.pick(rows)?;
         }
-        self.output.weights(gated.as_mut().unwrap_or(&mut out), zo, dy, dz, sink)?;
+        self.output.weights(gated.as_ref().unwrap_or(&out), zo, dy, dz, sink)?;
         drop(gated);
         if let Some(rows) = kept {
             dout = dout.spread(rows, q.rows)?;
@@ -161,9 +161,9 @@ impl SelfAttention {
         drop(heads);
         let [pq, pk, pv] = &self.inputs;
         let mut inputs = Inputs::new(normed);
-        inputs.add(pq, zq, &mut q, sink)?;
-        inputs.add(pk, zk, &mut k, sink)?;
-        inputs.add(pv, zv, &mut v, sink)?;
+        inputs.add(pq, zq, &q, sink)?;
+        inputs.add(pk, zk, &k, sink)?;
+        inputs.add(pv, zv, &v, sink)?;
         Ok(inputs.finish())
     }
 }
