@@ -8,11 +8,11 @@ use rayon::prelude::*;
 use super::{
     super::layout::Layout,
     mat::Mat,
-    math::{dot, exp_sum, largest},
+    math::{dot, exp, exp_sum, largest},
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, exp, vectorized},
+    simd::{MulAdd, Vectorized, vectorized},
 };
 
 /// Queries of a block.
@@ -231,7 +231,7 @@ impl Vectorized for Softmax<'_> {
         for (row, (scores, normaliser)) in rows {
             let (seen, hidden) = scores.split_at_mut(self.limits.of(row));
             let max = largest(seen);
-            let scale = 1.0 / exp_sum(seen, max);
+            let scale = 1.0 / exp_sum::<M>(seen, max);
             seen.iter_mut().for_each(|p| *p *= scale);
             hidden.fill(0.0);
             *normaliser = (max, scale);
@@ -260,7 +260,7 @@ impl Vectorized for SoftmaxBackward<'_> {
             let ((p, p_hidden), (ds, ds_hidden)) = (p.split_at_mut(limit), ds.split_at_mut(limit));
             p_hidden.fill(0.0);
             ds_hidden.fill(0.0);
-            p.iter_mut().for_each(|p| *p = exp(*p - max) * scale);
+            p.iter_mut().for_each(|p| *p = exp::<M>(*p - max) * scale);
             let share = dot::<M>(p, ds);
             ds.iter_mut().zip(p.iter()).for_each(|(ds, p)| *ds = p * (*ds - share));
         }

@@ -6,11 +6,12 @@ use rayon::prelude::*;
 use super::{
     super::layout::Layout,
     mat::{Mat, rows_per_task},
+    math::exp,
     rows::sum,
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, exp, vectorized},
+    simd::{MulAdd, Vectorized, vectorized},
 };
 
 /// Rows whose weight gradients are summed before they are added to the others.
@@ -134,7 +135,7 @@ impl Vectorized for Sums<'_> {
                 }
             }
             if self.active {
-                out.iter_mut().for_each(|x| *x /= 1.0 + exp(-*x));
+                out.iter_mut().for_each(|x| *x /= 1.0 + exp::<M>(-*x));
             }
         }
     }
@@ -152,7 +153,7 @@ impl Vectorized for SiluBackward<'_> {
     #[inline(always)]
     fn run<M: MulAdd>(self) {
         for (dy, x) in self.dy.iter_mut().zip(self.x) {
-            let sigmoid = 1.0 / (1.0 + exp(-x));
+            let sigmoid = 1.0 / (1.0 + exp::<M>(-x));
             *dy *= sigmoid + x * sigmoid * (1.0 - sigmoid);
         }
     }

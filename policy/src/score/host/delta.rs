@@ -9,9 +9,9 @@
 
 use super::{
     gemm::{Packed, Rows, add_product},
-    math::dot,
+    math::{dot, exp},
 };
-use crate::simd::{MulAdd, Vectorized, exp};
+use crate::simd::{MulAdd, Vectorized};
 
 #[cfg(test)]
 mod tests;
@@ -243,11 +243,11 @@ impl<'a> Chunk<'a> {
         let mut decay = vec![0.0; rows * rows];
         for (i, (row, to)) in decay.chunks_exact_mut(rows.max(1)).zip(&sums).enumerate() {
             for (decay, from) in row[..=i].iter_mut().zip(&sums) {
-                *decay = exp((to - from) as f32);
+                *decay = exp::<M>((to - from) as f32);
             }
         }
-        let since = sums.iter().map(|&sum| exp(sum as f32)).collect();
-        let until = sums.iter().map(|&sum| exp((total - sum) as f32)).collect();
+        let since = sums.iter().map(|&sum| exp::<M>(sum as f32)).collect();
+        let until = sums.iter().map(|&sum| exp::<M>((total - sum) as f32)).collect();
         let keys = Packed::transposed(&k, key_dim, key_dim, rows);
         let overlap = product(&k, rows, &keys);
         let beta = &head.beta[first..first + rows];

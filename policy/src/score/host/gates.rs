@@ -5,12 +5,12 @@ use rayon::prelude::*;
 
 use super::{
     mat::{Mat, rows_per_task},
-    math::{dot, dot3},
+    math::{dot, dot3, exp},
     rows::sum,
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, exp, vectorized},
+    simd::{MulAdd, Vectorized, vectorized},
 };
 
 /// Rows whose weight gradients are summed before they are added to the others.
@@ -41,7 +41,7 @@ impl Vectorized for Gate<'_> {
             self.out.chunks_exact_mut(self.dim).zip(self.queries.chunks_exact(2 * self.dim));
         for (out, both) in heads {
             let gates = &both[self.dim..];
-            out.iter_mut().zip(gates).for_each(|(out, gate)| *out /= 1.0 + exp(-gate));
+            out.iter_mut().zip(gates).for_each(|(out, gate)| *out /= 1.0 + exp::<M>(-gate));
         }
     }
 }
@@ -79,7 +79,7 @@ impl Vectorized for GateBackward<'_> {
         for ((both, out), dout) in heads.zip(self.dout.chunks_exact_mut(self.dim)) {
             let gates = &mut both[self.dim..];
             for ((gate, out), dout) in gates.iter_mut().zip(out).zip(dout) {
-                let sigmoid = 1.0 / (1.0 + exp(-*gate));
+                let sigmoid = 1.0 / (1.0 + exp::<M>(-*gate));
                 *gate = *dout * out * sigmoid * (1.0 - sigmoid);
                 *dout *= sigmoid;
             }
@@ -115,7 +115,7 @@ impl Vectorized for GatedNorm<'_> {
         for ((x, z), out) in heads.zip(self.out.chunks_exact_mut(dim)) {
             let inverse = 1.0 / (dot::<M>(x, x) / dim as f32 + self.eps).sqrt();
             for (((out, x), z), weight) in out.iter_mut().zip(x).zip(z).zip(self.weight) {
-                *out = x * inverse * weight * (z / (1.0 + exp(-z)));
+                *out = x * inverse * weight * (z / (1.0 + exp::<M>(-z)));
             }
         }
     }
@@ -166,7 +166,7 @@ impl Vectorized for GatedNormBackward<'_> {
             let inverse = 1.0 / (dot::<M>(x, x) / dim as f32 + self.eps).sqrt();
             let parts = z.iter_mut().zip(x.iter()).zip(dout).zip(self.weight);
             for ((((z, x), dout), weight), dnormed) in parts.zip(&mut dnormed) {
-                let sigmoid = 1.0 / (1.0 + exp(-*z));
+                let sigmoid = 1.0 / (1.0 + exp::<M>(-*z));
                 let silu = *z * sigmoid;
                 *dnormed = dout * silu;
                 *z = dout * x * inverse * weight * (sigmoid + silu * (1.0 - sigmoid));

@@ -83,22 +83,54 @@ const BLOCK: usize = 1 << 20;
 /// Rows of the left-hand side that a task multiplies at most.
 const TASK_ROWS: usize = 96;
 
+/// Rows of a weight of `columns` columns that are packed at one time.
+pub(super) fn block(columns: usize) -> usize {
+    (BLOCK / columns.max(1)).next_multiple_of(DEPTH).max(DEPTH)
+}
+
+/// Some rows `[count, columns]` of a weight as they are, packed by all threads.
+pub(super) fn packed_plain(values: &[f32], columns: usize) -> Packed {
+    let depth = values.len() / columns.max(1);
+    let mut packed = Packed::zeros(depth, columns);
+    (packed.lines.par_chunks_exact_mut(depth.max(1)).enumerate()).for_each(|(panel, lines)| {
+        fill_plain(lines, values, columns, columns_of(panel, columns));
+    });
+    packed
+}
+
+/// Some rows `[count, depth]` of a weight as `count` columns, packed by all threads.
+pub(super) fn packed_transposed(values: &[f32], depth: usize) -> Packed {
+    let columns = values.len() / depth.max(1);
+    let mut packed = Packed::zeros(depth, columns);
+    (packed.lines.par_chunks_exact_mut(depth.max(1)).enumerate()).for_each(|(panel, lines)| {
+        fill_transposed(lines, values, depth, columns_of(panel, columns));
+    });
+    packed
+}
+
+/// `a · b` for `a` `[rows, b.depth]`.
+pub(super) fn multiply(a: &[f32], b: &Packed) -> Vec<f32> {
+    let mut y = vec![0.0; a.len() / b.depth.max(1) * b.columns];
+    add_multiply(a, b, &mut y);
+    y
+}
+
+/// `y += a · b`.
+pub(super) fn add_multiply(a: &[f32], b: &Packed, y: &mut [f32]) {
+    each_task(a, b.depth, y, b.columns, |a, y| add_product(a, b, y, b.columns));
+}
+
 /// `a · wᵀ` for `a` `[rows, inner]` and `w` `[columns, inner]`.
 pub(super) fn times_transposed(a: &[f32], w: &Tensor<2>) -> Result<Vec<f32>, ModelError> {
     let [columns, inner] = w.dims();
-    let rows = a.len() / inner.max(1);
-    let mut y = vec![0.0; rows * columns];
-    let share = (BLOCK / inner.max(1)).next_multiple_of(WIDTH).max(WIDTH);
-    for first in (0..columns).step_by(share) {
-        let count = share.min(columns - first);
-        let part = host(w.clone().slice([first..first + count, 0..inner]))?;
-        let mut packed = Packed::zeros(inner, count);
-        (packed.lines.par_chunks_exact_mut(inner.max(1)).enumerate()).for_each(|(panel, lines)| {
-            fill_transposed(lines, &part, inner, columns_of(panel, count));
-        });
+    let mut y = vec![0.0; a.len() / inner.max(1) * columns];
+    for first in (0..columns).step_by(block(inner)) {
+        let until = columns.min(first + block(inner));
+        let part = host(w.clone().slice([first..until, 0..inner]))?;
+        let packed = packed_transposed(&part, inner);
         drop(part);
         each_task(a, inner, &mut y, columns, |a, y| {
-            add_product(a, &packed, &mut y[first..], columns)
+            add_product(a, &packed, &mut y[first..], columns);
         });
     }
     Ok(y)
@@ -107,16 +139,11 @@ pub(super) fn times_transposed(a: &[f32], w: &Tensor<2>) -> Result<Vec<f32>, Mod
 /// `a · w` for `a` `[rows, inner]` and `w` `[inner, columns]`.
 pub(super) fn times(a: &[f32], w: &Tensor<2>) -> Result<Vec<f32>, ModelError> {
     let [inner, columns] = w.dims();
-    let rows = a.len() / inner.max(1);
-    let mut y = vec![0.0; rows * columns];
-    let share = (BLOCK / columns.max(1)).next_multiple_of(DEPTH).max(DEPTH);
-    for first in (0..inner).step_by(share) {
-        let count = share.min(inner - first);
-        let part = host(w.clone().slice([first..first + count, 0..columns]))?;
-        let mut packed = Packed::zeros(count, columns);
-        (packed.lines.par_chunks_exact_mut(count.max(1)).enumerate()).for_each(|(panel, lines)| {
-            fill_plain(lines, &part, columns, columns_of(panel, columns));
-        });
+    let mut y = vec![0.0; a.len() / inner.max(1) * columns];
+    for first in (0..inner).step_by(block(columns)) {
+        let until = inner.min(first + block(columns));
+        let part = host(w.clone().slice([first..until, 0..columns]))?;
+        let packed = packed_plain(&part, columns);
         drop(part);
         each_task(a, inner, &mut y, columns, |a, y| {
             add_product(Rows { values: &a.values[first..], ..a }, &packed, y, columns);
@@ -282,9 +309,23 @@ impl Tile<'_> {
             let at = blocks.len() * LANES + i;
             multiply_add::<M, R>(&mut sums, a.map(|a| a[at]), line);
         }
+        // Sums are only reached at places known beforehand, so that they stay in registers.
         for (r, sums) in sums.iter().enumerate() {
-            let y = &mut self.y[r * self.stride..][..self.columns];
-            y.iter_mut().zip(sums.as_flattened()).for_each(|(y, sum)| *y += sum);
+            let y = &mut self.y[r * self.stride..];
+            let mut line = [0.0; WIDTH];
+            for c in 0..2 {
+                for j in 0..LANES {
+                    line[c * LANES + j] = sums[c][j];
+                }
+            }
+            match y.first_chunk_mut::<WIDTH>() {
+                Some(y) if self.columns == WIDTH => {
+                    for j in 0..WIDTH {
+                        y[j] += line[j];
+                    }
+                }
+                _ => y[..self.columns].iter_mut().zip(line).for_each(|(y, sum)| *y += sum),
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ mod math;
 mod rows;
 mod self_attention;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 
 use self::{
     layer::{Frame, Layer, Rope, Saved, norm_weight},
@@ -28,7 +28,7 @@ use self::{
 };
 use super::{
     Derivatives, Gradients, ScoreBatch, ScoreConfig, Scored, Scores, Slopes, Trainable, ValueHead,
-    evidence::Examiner, layout::Layout,
+    embed::Embedding, evidence::Examiner, layout::Layout,
 };
 use crate::model::{Adapter, Decoder, ModelError};
 
@@ -42,6 +42,7 @@ pub(super) struct HostTape {
     decoder: Decoder,
     layers: Vec<Layer>,
     rope: Rope,
+    embedding: Embedding,
     trainable: Trainable,
     config: ScoreConfig,
     layout: Layout,
@@ -75,7 +76,7 @@ pub(super) fn score(
     let rope = decoder.rope_at(&layout.positions);
     let frame = Frame { decoder, layout: &layout, rope: &rope };
     let (ends, layers) = (Ends::new(&layout), decoder.config().layers);
-    let mut x = Mat::from_tensor(decoder.embed(&layout.ids), decoder.config().hidden)?;
+    let mut x = embedded(Embedding::new(decoder, None, &layout).rows())?;
     for index in 0..layers {
         let layer = Layer::new(decoder, adapter, index)?;
         (x, _) = layer.forward(frame, x, ends.of(index, layers))?;
@@ -86,6 +87,11 @@ pub(super) fn score(
     let values =
         value.map(|head| Ok(layout.split(&head.values_on_host(normed.read()?, normed.cols)?)));
     Ok((scored.output.split(&layout), values.transpose()?))
+}
+
+fn embedded(rows: Tensor<2>) -> Result<Mat, ModelError> {
+    let cols = rows.dims()[1];
+    Mat::from_tensor(rows, cols)
 }
 
 fn final_norm(decoder: &Decoder, x: &Mat) -> Result<(Mat, Vec<f32>), ModelError> {
@@ -134,7 +140,8 @@ impl HostTape {
             .map(|index| Layer::new(decoder, adapter, index))
             .collect::<Result<_, _>>()?;
         let mut saved = Vec::with_capacity(layers.len());
-        let mut x = Mat::from_tensor(decoder.embed(&layout.ids), decoder.config().hidden)?;
+        let embedding = Embedding::new(decoder, Some(trainable), &layout);
+        let mut x = embedded(embedding.rows())?;
         let ends = Ends::new(&layout);
         for (index, layer) in layers.iter().enumerate() {
             let input = config.checkpointing.then(|| x.copy()).transpose()?;
@@ -151,6 +158,7 @@ impl HostTape {
             decoder,
             layers,
             rope,
+            embedding,
             trainable,
             config,
             layout,
@@ -172,8 +180,8 @@ impl HostTape {
     }
 
     pub(super) fn backward(self, derivatives: Derivatives<'_>) -> Result<Gradients, ModelError> {
-        let Self { decoder, layers, rope, trainable, layout, saved, last, normed, scales, .. } =
-            self;
+        let Self { decoder, layers, rope, embedding, trainable, layout, saved, last, .. } = self;
+        let (normed, scales) = (self.normed, self.scales);
         let slopes = Slopes::new(derivatives, &layout, &self.scores, normed.cols)?;
         let mut gradients = Gradients::default();
         let sink = &mut Sink { gradients: &mut gradients, trainable };
@@ -203,12 +211,11 @@ impl HostTape {
                 Kept::All(saved) => *saved,
                 Kept::Input(x) => layer.forward(frame, x, ends.of(index, layers.len()))?.1,
             };
-            dx = layer.backward(frame, saved, dx, base || index > 0, sink)?;
+            dx = layer.backward(frame, saved, dx, embedding.trained() || index > 0, sink)?;
         }
-        if base {
-            let c = decoder.config();
-            let dembed = dx.spread(&layout.ids, c.vocab)?.into_tensor([c.vocab, c.hidden]);
-            sink.gradients.insert(format!("{prefix}.embed_tokens.weight"), dembed);
+        if embedding.trained() {
+            let shape = [dx.rows, dx.cols];
+            embedding.backward(dx.into_tensor(shape), &mut gradients);
         }
         Ok(gradients)
     }

@@ -4,11 +4,11 @@ use rayon::prelude::*;
 
 use super::{
     mat::{Mat, rows_per_task},
-    math::{dot, dot3},
+    math::{dot, dot3, exp},
 };
 use crate::{
     model::ModelError,
-    simd::{MulAdd, Vectorized, exp, vectorized},
+    simd::{MulAdd, Vectorized, vectorized},
 };
 
 /// Rows whose weight gradients are summed before they are added to the others: fixed, so that sums do
@@ -149,7 +149,7 @@ impl Vectorized for Gated<'_> {
     #[inline(always)]
     fn run<M: MulAdd>(self) {
         for ((out, gate), up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
-            *out = gate / (1.0 + exp(-gate)) * up;
+            *out = gate / (1.0 + exp::<M>(-gate)) * up;
         }
     }
 }
@@ -180,7 +180,7 @@ impl Vectorized for GatedBackward<'_> {
     #[inline(always)]
     fn run<M: MulAdd>(self) {
         for ((gate, up), dout) in self.gate.iter_mut().zip(self.up).zip(self.dout) {
-            let sigmoid = 1.0 / (1.0 + exp(-*gate));
+            let sigmoid = 1.0 / (1.0 + exp::<M>(-*gate));
             let silu = *gate * sigmoid;
             let value = silu * *up;
             *gate = *dout * *up * (sigmoid + silu * (1.0 - sigmoid));
