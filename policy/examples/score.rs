@@ -4,15 +4,16 @@
 //!
 //! ```text
 //! cargo run --release -p policy --example score -- CHECKPOINT ADAPTER --rows 8 --length 256
-//!     [--prefix 0] [--scored LAST] [--runs 3] [--checkpointing]
+//!     [--prefix 0] [--image SIDE] [--scored LAST] [--runs 3] [--checkpointing]
 //! ```
 
-use std::{path::Path, process::ExitCode, str::FromStr, time::Instant};
+use std::{path::Path, process::ExitCode, str::FromStr, sync::Arc, time::Instant};
 
 use policy::{
     device::DeviceChoice,
     model::{Adapter, Checkpoint, LoadDtype},
     score::{self, ScoreBatch, ScoreConfig, ScoreRow, Trainable},
+    vision::{Patches, PlacedImage},
 };
 
 type Failure = Box<dyn std::error::Error>;
@@ -56,6 +57,21 @@ fn id(row: usize, place: usize, vocab: usize) -> u32 {
     ((place * 7919 + row * 104_729 + place * place * 31) % (vocab - 64)) as u32
 }
 
+/// An image of `side` pixels ahead of a row: its ids (start, pads, end) and itself.
+fn image(row: usize, side: usize, vocab: usize) -> Result<(Vec<u32>, Vec<PlacedImage>), Failure> {
+    if side == 0 {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let across = side / 16;
+    let value = |i: usize| ((i * 7919 + row * 104_729) % 2001) as f32 / 1000.0 - 1.0;
+    let values = (0..across * across * 1536).map(value).collect();
+    let patches = Patches::new([1, across as u32, across as u32], 2, values)?;
+    let special = |offset: usize| (vocab - offset) as u32;
+    let mut ids = vec![special(1); patches.tokens() + 2];
+    (ids[0], ids[patches.tokens() + 1]) = (special(3), special(4));
+    Ok((ids, vec![PlacedImage { at: 1, patches: Arc::new(patches) }]))
+}
+
 fn run() -> Result<(), Failure> {
     let arguments = Arguments(std::env::args().skip(1).collect());
     let [checkpoint, adapter, ..] = arguments.0.as_slice() else {
@@ -70,15 +86,20 @@ fn run() -> Result<(), Failure> {
     let decoder = Checkpoint::open(checkpoint)?.load(&device, LoadDtype::F32)?;
     let adapter = Adapter::load_peft(Path::new(adapter), &decoder)?;
     let vocab = decoder.config().vocab;
+    let side = arguments.number("--image", 0)?;
     let own = prefix..length;
-    let row = |row: usize| ScoreRow {
-        ids: own.clone().map(|place| id(row, place, vocab)).collect(),
-        scored: own.clone().map(|place| place > 0 && place + last >= length).collect(),
-        noise: None,
+    let row = |row: usize| {
+        let (mut ids, images) = image(row, side, vocab)?;
+        let shown = ids.len();
+        ids.extend((prefix + shown..length).map(|place| id(row, place, vocab)));
+        let scored = |place| place > shown && place + last >= length;
+        let scored = own.clone().map(scored).collect();
+        Ok(ScoreRow { ids, scored, noise: None, images })
     };
     let batch = ScoreBatch {
         prefix: (0..prefix).map(|place| id(0, place, vocab)).collect(),
-        rows: (0..rows).map(row).collect(),
+        rows: (0..rows).map(row).collect::<Result<_, Failure>>()?,
+        images: Vec::new(),
     };
     let checkpointing = arguments.flag("--checkpointing");
     let config = ScoreConfig { checkpointing, ..ScoreConfig::default() };

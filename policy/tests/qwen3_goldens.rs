@@ -143,8 +143,12 @@ fn adapters_give_the_logits_and_gradients_of_peft() {
         let expected = golden.iter().filter_map(|(k, v)| Some((k.strip_prefix("grad.")?, v)));
         let expected: Vec<_> = expected.collect();
         assert_eq!(gradients.iter().count(), expected.len(), "every LoRA gradient");
+        // Rounding its weights moves gradients of a hybrid's committed golden by up to 1.7e-4 even in
+        // f64: where keys are nearly zero, normalising them multiplies every error.
+        let hybrid = decoder.config().hybrid().is_some();
+        let tolerance = if hybrid { 3e-4 } else { 0.0 }.max(tolerance(&decoder));
         for (key, expected) in expected {
-            close(key, &gradients.values(key).unwrap(), &expected.values, tolerance(&decoder));
+            close(key, &gradients.values(key).unwrap(), &expected.values, tolerance);
         }
     }
 }

@@ -32,6 +32,7 @@ fn scoring_4_rows_of_1024_ids_over_248320_with_a_hybrid_decoder_stays_under_1_gi
         key_dim: 32,
         value_dim: 32,
         vision_language: true,
+        vision: None,
     };
     let config = ModelConfig {
         architecture: Architecture::Qwen3_5(Box::new(hybrid)),
@@ -60,8 +61,10 @@ fn scoring_4_rows_of_1024_ids_over_248320_with_a_hybrid_decoder_stays_under_1_gi
     let ids = |salt: u32, from: u32, to: u32| -> Vec<u32> {
         (from..to).map(|i| (i * 7919 + salt * 104_729) % vocab as u32).collect()
     };
-    let row = |r| ScoreRow { ids: ids(r, 256, 1024), scored: vec![true; 768], noise: None };
-    let batch = ScoreBatch { prefix: ids(9, 0, 256), rows: (0..4).map(row).collect() };
+    let row =
+        |r| ScoreRow { ids: ids(r, 256, 1024), scored: vec![true; 768], ..Default::default() };
+    let batch =
+        ScoreBatch { prefix: ids(9, 0, 256), rows: (0..4).map(row).collect(), images: Vec::new() };
     let config = ScoreConfig { checkpointing: true, ..ScoreConfig::default() };
     let tape =
         score::forward(&decoder, Some(&adapter), Trainable::Adapter, &batch, &config).unwrap();

@@ -11,7 +11,7 @@ peak resident memory, and whether loss and gradient norm are equal.
 
 PYTHON has torch, transformers and peft. `all` scores every id of a row (supervised training on whole
 texts), `last 9` the last ids of each row only, with the peer computing no other logits (a code of
-digits after a prompt). `+ckpt` keeps only the layers' inputs on both sides (the peer's
+digits after a prompt). A shape may name the side of an image ahead of each row's text. `+ckpt` keeps only the layers' inputs on both sides (the peer's
 gradient_checkpointing_enable with use_reentrant False).
 """
 import argparse
@@ -106,6 +106,20 @@ def peer(settings):
         for row in range(rows)
     ]
     ids = torch.tensor(ids)
+    labels, images, across, shown = ids.clone(), {}, settings["image"] // 16, 0
+    if across:
+        shown = across * across // 4 + 2
+        ids[:, :shown] = vocab - 1
+        ids[:, 0], ids[:, shown - 1] = vocab - 3, vocab - 4
+        count = across * across * 1536
+        values = [(torch.arange(count) * 7919 + row * 104729) % 2001 / 1000 - 1 for row in range(rows)]
+        images = {
+            "pixel_values": torch.stack(values).reshape(-1, 1536).float(),
+            "image_grid_thw": torch.tensor([[1, across, across]] * rows),
+            "mm_token_type_ids": (ids == vocab - 1).int(),
+        }
+        labels = ids.clone()
+        labels[:, : shown + 1] = -100
     parameters = [p for p in model.parameters() if p.requires_grad]
     loaded = status("VmRSS:")
     for _ in range(settings["runs"]):
@@ -113,10 +127,10 @@ def peer(settings):
             p.grad = None
         start, cpu = time.perf_counter(), time.process_time()
         if last >= length:
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss = model(input_ids=ids, labels=labels, use_cache=False, **images).loss
         else:
             keep = torch.arange(length - last - 1, length - 1)
-            logits = model(input_ids=ids, logits_to_keep=keep, use_cache=False).logits.float()
+            logits = model(input_ids=ids, logits_to_keep=keep, use_cache=False, **images).logits.float()
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, length - last :].flatten())
         forward = time.perf_counter() - start
         loss.backward()
@@ -147,7 +161,7 @@ def main():
     ap.add_argument("--python", default=sys.executable)
     ap.add_argument("--out", type=Path, required=True, help="directory for checkpoints, outside of the repository")
     ap.add_argument("--models", nargs="+", default=["tiny", "100m"], choices=list(TEXT))
-    ap.add_argument("--shapes", nargs="+", default=["8x256", "4x1024"], help="rows x ids")
+    ap.add_argument("--shapes", nargs="+", default=["8x256", "4x1024"], help="rows x ids, or rows x ids x image side")
     ap.add_argument("--scored", type=int, nargs="+", default=[0, 9], help="last ids of each row; 0: all")
     ap.add_argument("--modes", nargs="+", default=["plain", "ckpt"])
     ap.add_argument("--pairs", type=int, default=3)
@@ -169,16 +183,16 @@ def main():
     print(f"{'':34}{'peer':>9}{'ours':>9}{'speed':>7}{'cpu s':>14}{'cpu':>6}{'peak MiB':>15}{'mem':>6}  |loss| |norm|")
     for name in a.models:
         for shape in a.shapes:
-            rows, length = map(int, shape.split("x"))
+            rows, length, image = map(int, (shape + "x0").split("x")[:3])
             for scored in a.scored:
                 for mode in a.modes:
                     checkpointing = mode == "ckpt"
                     settings = {
                         "base": str(out / name), "adapter": str(out / f"{name}-adapter"), "rows": rows,
-                        "length": length, "scored": scored or length, "checkpointing": checkpointing,
+                        "length": length, "scored": scored or length, "checkpointing": checkpointing, "image": image,
                         "threads": a.threads, "runs": a.runs,
                     }
-                    mine = [a.ours, settings["base"], settings["adapter"], "--rows", rows, "--length", length]
+                    mine = [a.ours, settings["base"], settings["adapter"], "--rows", rows, "--length", length, "--image", image]
                     mine += ["--scored", settings["scored"], "--runs", a.runs]
                     mine += ["--checkpointing"] * checkpointing
                     pairs = []

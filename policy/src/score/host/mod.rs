@@ -1,7 +1,6 @@
-//! Scoring on the CPU in f32 with the backward pass written by hand. Matrix products are Burn's; all
-//! between them is fused loops over rows, vectorised and spread over threads, so a pass touches memory
-//! a few times where a graph of single operations touches it dozens of times. Every sum has a fixed
-//! order: the same input gives the same bits.
+//! Scoring on the CPU in f32 with the backward pass written by hand: fused loops over rows, vectorised
+//! and spread over threads, so a pass touches memory a few times where a graph of single operations
+//! touches it dozens of times. Every sum has a fixed order: the same input gives the same bits.
 
 mod attention;
 mod convolution;
@@ -76,7 +75,8 @@ pub(super) fn score(
     let rope = decoder.rope_at(&layout.positions);
     let frame = Frame { decoder, layout: &layout, rope: &rope };
     let (ends, layers) = (Ends::new(&layout), decoder.config().layers);
-    let mut x = embedded(Embedding::new(decoder, None, &layout).rows())?;
+    let embedding = Embedding::new(decoder, adapter, None, &layout, config.checkpointing)?;
+    let mut x = embedded(embedding.rows())?;
     for index in 0..layers {
         let layer = Layer::new(decoder, adapter, index)?;
         (x, _) = layer.forward(frame, x, ends.of(index, layers))?;
@@ -140,7 +140,8 @@ impl HostTape {
             .map(|index| Layer::new(decoder, adapter, index))
             .collect::<Result<_, _>>()?;
         let mut saved = Vec::with_capacity(layers.len());
-        let embedding = Embedding::new(decoder, Some(trainable), &layout);
+        let checkpointing = config.checkpointing;
+        let embedding = Embedding::new(decoder, adapter, Some(trainable), &layout, checkpointing)?;
         let mut x = embedded(embedding.rows())?;
         let ends = Ends::new(&layout);
         for (index, layer) in layers.iter().enumerate() {
@@ -215,7 +216,7 @@ impl HostTape {
         }
         if embedding.trained() {
             let shape = [dx.rows, dx.cols];
-            embedding.backward(dx.into_tensor(shape), &mut gradients);
+            embedding.backward(dx.into_tensor(shape), &mut gradients)?;
         }
         Ok(gradients)
     }
