@@ -93,8 +93,8 @@ impl Decoder {
         self.dtype
     }
 
-    /// Whether the passes written by hand for the processor serve it: in f32, on the processor, and
-    /// without recurrent layers.
+    /// Whether the engine's pass written by hand for the processor serves it: in f32, on the
+    /// processor, and without recurrent layers.
     pub(crate) fn on_host(&self) -> bool {
         self.dtype == DType::F32 && self.device == Device::flex() && self.config.hybrid().is_none()
     }
