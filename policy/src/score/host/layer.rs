@@ -29,14 +29,14 @@ pub(super) struct Layer {
 
 /// What lets the rows see each other.
 enum Mix {
-    Attention(SelfAttention),
-    Delta(DeltaNet),
+    Attention(Box<SelfAttention>),
+    Delta(Box<DeltaNet>),
 }
 
 /// What the backward pass needs of it.
 enum Mixed {
-    Attention(self_attention::Saved),
-    Delta(delta_net::Saved),
+    Attention(Box<self_attention::Saved>),
+    Delta(Box<delta_net::Saved>),
 }
 
 /// What the backward pass needs of a layer.
@@ -89,9 +89,11 @@ impl Layer {
         let layer = &decoder.weights.model.layers[index];
         let (mixer, slot) = match &layer.mixer {
             Mixer::SelfAttn(it) => {
-                (Mix::Attention(SelfAttention::new(decoder, adapter, index, it)?), 4)
+                (Mix::Attention(SelfAttention::new(decoder, adapter, index, it)?.into()), 4)
             }
-            Mixer::LinearAttn(it) => (Mix::Delta(DeltaNet::new(decoder, adapter, index, it)?), 5),
+            Mixer::LinearAttn(it) => {
+                (Mix::Delta(DeltaNet::new(decoder, adapter, index, it)?.into()), 5)
+            }
         };
         let projection = |slot| Projection::new(decoder, adapter, index, slot);
         Ok(Self {
@@ -116,11 +118,11 @@ impl Layer {
         let (mut middle, mixed) = match &self.mixer {
             Mix::Attention(it) => {
                 let (y, saved) = it.forward(frame, h, kept)?;
-                (y, Mixed::Attention(saved))
+                (y, Mixed::Attention(saved.into()))
             }
             Mix::Delta(it) => {
                 let (y, saved) = it.forward(frame, h, kept)?;
-                (y, Mixed::Delta(saved))
+                (y, Mixed::Delta(saved.into()))
             }
         };
         match kept {
@@ -178,10 +180,10 @@ impl Layer {
         let normed = Normed { make: &make, want: want_input };
         let dh = match (&self.mixer, mixed) {
             (Mix::Attention(it), Mixed::Attention(saved)) => {
-                it.backward(frame, saved, &dy, kept, normed, sink)?
+                it.backward(frame, *saved, &dy, kept, normed, sink)?
             }
             (Mix::Delta(it), Mixed::Delta(saved)) => {
-                it.backward(frame, saved, &dy, kept, normed, sink)?
+                it.backward(frame, *saved, &dy, kept, normed, sink)?
             }
             _ => return Err(ModelError::Input("a layer got another layer's record".into())),
         };
