@@ -69,6 +69,33 @@ fn targets_are_chosen_as_peft_chooses_them() {
 }
 
 #[test]
+fn a_vision_tower_is_targeted_as_peft_targets_it_but_for_its_convolution() {
+    let device = DeviceChoice::Cpu.open().unwrap();
+    let dir = own_root().join("checkpoints/qwen3_5-sighted");
+    let decoder = Checkpoint::open(dir).unwrap().load(&device, LoadDtype::File).unwrap();
+    let count = |targets| Adapter::init(&settings(targets), &decoder, 1).map(|it| it.named().len());
+    let pattern = |text: &str| TargetModules::Pattern(text.into());
+    // A recurrent layer, one with attention, three blocks and the merger.
+    assert_eq!(count(TargetModules::AllLinear).unwrap(), 2 * (8 + 7 + 3 * 4 + 2));
+    assert_eq!(count(names(&["attn.proj", "merger.linear_fc2"])).unwrap(), 2 * (3 + 1));
+    assert_eq!(count(pattern(r"model\.visual\.blocks\.1\..*")).unwrap(), 2 * 4);
+    assert_eq!(count(pattern(r"model\.language_model.*\.q_proj")).unwrap(), 2);
+    for targets in [names(&["proj", "q_proj"]), pattern(".*"), pattern(r".*\.proj")] {
+        let message = count(targets).unwrap_err().to_string();
+        assert!(message.contains("model.visual.patch_embed.proj"), "{message}");
+    }
+    let adapter = Adapter::init(&settings(TargetModules::AllLinear), &decoder, 1).unwrap();
+    let out = tempfile::tempdir().unwrap();
+    adapter.save_peft(out.path(), "base").unwrap();
+    let config = fs::read(out.path().join("adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let listed = config["target_modules"].as_array().unwrap();
+    assert!(listed.contains(&json!("attn.proj")) && !listed.contains(&json!("proj")));
+    let again = Adapter::load_peft(out.path(), &decoder).unwrap();
+    assert_eq!(again.to_safetensors().unwrap(), adapter.to_safetensors().unwrap());
+}
+
+#[test]
 fn hostile_bytes_are_refused_in_one_line() {
     let decoder = decoder();
     let good = Adapter::init(&settings(TargetModules::AllLinear), &decoder, 1).unwrap();

@@ -27,7 +27,8 @@ impl TargetModules {
         let patches = [LinearInfo { path: tower::PATCHES.into(), inputs: 0, outputs: 0 }];
         if seeing && *self != Self::AllLinear && self.matches(&patches)? == [true] {
             return Err(ModelError::Adapter(format!(
-                "target_modules: {self:?} matches {} too, a convolution, which is not supported",
+                "target_modules: {self:?} matches {} too, a convolution, which is not supported; \
+                 name linears alone",
                 tower::PATCHES
             )));
         }
