@@ -108,7 +108,11 @@ pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
             }
         })?;
     let evaluation = recipe.evaluation.as_ref().map(|evaluation| &evaluation.dataset);
-    let inputs: Vec<_> = [&recipe.model, &recipe.dataset].into_iter().chain(evaluation).collect();
+    let inputs: Vec<_> = [&recipe.model, &recipe.dataset]
+        .into_iter()
+        .chain(evaluation)
+        .chain(&recipe.reference)
+        .collect();
     plan.output = check_output(&output, &inputs)?;
     Ok(plan)
 }
@@ -152,6 +156,11 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     recipe.lora.to_config().check_fits(config).map_err(|error| {
         RecipeError::conflict("lora", error.to_string(), "name linears that the model has")
     })?;
+    if let Some(reference) = &recipe.reference {
+        reference.verify_adapter()?.check_fits(config).map_err(|error| {
+            RecipeError::conflict("reference", error.to_string(), "name an adapter of the model")
+        })?;
+    }
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);
     let images = prompt_images(&recipe, &environment, &format)?;
@@ -290,7 +299,10 @@ impl Plan {
                 files: BTreeMap::new(),
             },
             reward_protocol: reward_protocol(&recipe.reward),
-            reference_policy: "the base checkpoint with the adapter disabled".into(),
+            reference_policy: match &recipe.reference {
+                Some(reference) => format!("the frozen adapter of SHA-256 {}", reference.sha256),
+                None => "the base checkpoint with the adapter disabled".into(),
+            },
             derived: self.derived,
             versions: dependency_versions(),
             progress: None,

@@ -10,7 +10,9 @@ use bench::Bench;
 
 use learner::{
     audit::{Reason, Rejected},
-    files::{Answer, EpisodeContext, RunDirectory, Status, read_manifest, verify_evidence},
+    files::{
+        Answer, EpisodeContext, PolicyFiles, RunDirectory, Status, read_manifest, verify_evidence,
+    },
     journal::{JournalReader, Record},
     plan::Plan,
     train::record::Evaluated,
@@ -221,13 +223,14 @@ fn the_best_and_the_last_adapter_are_kept_and_the_later_of_two_equals() {
         let adapter = Adapter::init(&plan.recipe.lora.to_config(), &decoder, step.into())
             .expect("an adapter");
         let digest = Digest::of(&adapter.to_safetensors().expect("written"));
+        let policy = PolicyFiles { adapter: &adapter, digest, base: "model", value_head: None };
         match measured {
-            None => drop(files.adapter(step, &adapter, digest, "model").expect("written")),
+            None => drop(files.adapter(step, policy).expect("written")),
             Some((success, reward)) => {
                 let milestone_reward = None;
                 let evaluated =
                     Evaluated { success, reward, milestone_reward, episodes: 1, malformed: 0.0 };
-                files.keep_best(step, &adapter, digest, "model", &evaluated).expect("written");
+                files.keep_best(step, policy, &evaluated).expect("written");
             }
         }
         let progress = read_manifest(files.path()).expect("readable").progress.expect("it runs");

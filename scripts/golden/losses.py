@@ -225,19 +225,17 @@ def value_cases():
 
 
 def advantage_cases():
-    """Baselines by group mean and leave-one-out, scaled by group, by batch (population deviations) or not."""
+    """Baselines by group mean and leave-one-out, scaled by the group's population deviation or not."""
     cases = []
     for groups in [[[1.0, 0.0, 0.0, 1.0], [0.5, 0.25, 1.0, 0.0]], [[0.3, 0.9], [0.1, 0.7], [1.0, 1.0]]]:
         r = torch.tensor(groups)
         n = r.shape[1]
         for baseline in ["mean", "leave_one_out"]:
             base = r.mean(1, keepdim=True) if baseline == "mean" else (r.sum(1, keepdim=True) - r) / (n - 1)
-            for scale in ["group", "batch", "none"]:
+            for scale in ["group", "none"]:
                 a = r - base
                 if scale == "group":
                     a = a / (r.std(1, keepdim=True, correction=0) + 1e-4)
-                elif scale == "batch":
-                    a = a / (r.std(correction=0) + 1e-4)
                 cases.append({"rewards": groups, "baseline": baseline, "scale": scale, "advantages": a.tolist()})
     return cases
 

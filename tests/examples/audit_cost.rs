@@ -17,7 +17,7 @@ use learner::{
     audit::{Auditor, Presented, sampling::SamplingBounds},
     curriculum::TaskOrder,
     leases::Standing,
-    train::update::{Outcome, UpdateGroup, UpdateSettings, adamw, update},
+    train::update::{Outcome, Student, UpdateGroup, UpdateSettings, adamw, update},
 };
 use protocol::{Episode, EpisodeId, Lease};
 use tests::rollouts::{Conduct, Stage};
@@ -86,15 +86,19 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
         let mut optimizer = adamw(&settings.optimizer);
         let update_settings = UpdateSettings {
             examine: examine.then_some(stage.sampling),
-            ..UpdateSettings::of(&settings)
+            learning_rates: (1e-5, 0.0),
+            ..UpdateSettings::of(&settings, 0)
         };
         let started = Instant::now();
         let outcome = update(
-            &stage.decoder,
-            &mut adapter,
-            &mut optimizer,
+            Student {
+                decoder: &stage.decoder,
+                reference: None,
+                adapter: &mut adapter,
+                optimizer: &mut optimizer,
+                critic: None,
+            },
             &update_settings,
-            1e-5,
             &update_groups,
             &mut |_, _, evidence| SamplingBounds::F32_CPU.check(evidence),
         );
@@ -117,12 +121,8 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
 /// A group whose rewards are the places of its rollouts.
 fn ranked(group: &[Episode]) -> UpdateGroup<'_> {
     let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
-    let advantages = group_advantages(&rewards, ScaleRewards::Group).expect("finite");
-    UpdateGroup {
-        episodes: group.iter().collect(),
-        advantages: advantages.advantages,
-        images: None,
-    }
+    let advantages = group_advantages(&rewards, ScaleRewards::Group).expect("finite").advantages;
+    UpdateGroup { episodes: group.iter().collect(), rewards, advantages, images: None }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -4,14 +4,13 @@
 use std::path::{Path, PathBuf};
 
 use learner::{
-    advantage::{ScaleRewards, group_advantages},
     audit::{
         Auditor, Presented, RungName,
         sampling::{Deviation, SamplingBounds, SamplingEvidence, examine},
     },
     curriculum::TaskOrder,
     leases::Standing,
-    train::update::{Outcome, UpdateGroup, UpdateSettings, adamw, update},
+    train::update::{Outcome, Student, UpdateGroup, UpdateSettings, adamw, update},
 };
 use protocol::{Episode, EpisodeId, Sampling};
 use tests::{
@@ -153,25 +152,26 @@ fn an_update_with_a_refused_rollout_changes_nothing() {
     let mut step = |groups: &[Vec<Episode>]| {
         let update_groups: Vec<UpdateGroup<'_>> = groups
             .iter()
-            .map(|group| UpdateGroup {
-                episodes: group.iter().collect(),
-                advantages: group_advantages(
-                    &(0..group.len()).map(|i| i as f64).collect::<Vec<_>>(),
-                    ScaleRewards::Group,
-                )
-                .expect("finite")
-                .advantages,
-                images: None,
+            .map(|group| {
+                let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
+                let advantages = settings.advantages(&rewards).expect("finite").advantages;
+                UpdateGroup { episodes: group.iter().collect(), rewards, advantages, images: None }
             })
             .collect();
-        let update_settings =
-            UpdateSettings { examine: Some(stage.sampling), ..UpdateSettings::of(&settings) };
+        let update_settings = UpdateSettings {
+            examine: Some(stage.sampling),
+            learning_rates: (1e-3, 0.0),
+            ..UpdateSettings::of(&settings, 0)
+        };
         update(
-            &stage.decoder,
-            &mut adapter,
-            &mut optimizer,
+            Student {
+                decoder: &stage.decoder,
+                reference: None,
+                adapter: &mut adapter,
+                optimizer: &mut optimizer,
+                critic: None,
+            },
             &update_settings,
-            1e-3,
             &update_groups,
             &mut |_, _, evidence| SamplingBounds::F32_CPU.check(evidence),
         )

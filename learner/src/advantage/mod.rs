@@ -3,8 +3,7 @@
 //! A group is the N rollouts of one task and seed under one policy. Its advantages are
 //! `r - baseline`, where the baseline is the mean of the group's rewards, or of all but the rollout's
 //! own ([`Baseline::LeaveOneOut`]). Under [`ScaleRewards::Group`] they are divided by `std(r) + 1e-4`
-//! of the group, under [`ScaleRewards::Batch`] of all rewards of the step, with the population
-//! standard deviation. Equal rewards give exactly 0, so such a group moves the policy only through
+//! with the population standard deviation. Equal rewards give exactly 0, so such a group moves the policy only through
 //! the KL term, which does still apply to it where `beta` is not 0 (as in TRL).
 
 mod gae;
@@ -26,8 +25,6 @@ pub enum ScaleRewards {
     /// By the group's population standard deviation plus [`STD_EPSILON`].
     #[default]
     Group,
-    /// By that of all rewards of the step.
-    Batch,
     /// Not at all (Dr. GRPO).
     None,
 }
@@ -82,53 +79,34 @@ pub enum AdvantageError {
 /// The advantages of one group by its mean.
 ///
 /// # Errors
-/// As [`step_advantages`].
+/// As [`relative_advantages`].
 pub fn group_advantages(
     rewards: &[f64],
     scale: ScaleRewards,
 ) -> Result<GroupAdvantages, AdvantageError> {
-    let mut group = centred(rewards)?;
-    if scale != ScaleRewards::None {
-        let std = group.std;
-        group.advantages.iter_mut().for_each(|it| *it /= std + STD_EPSILON);
-    }
-    Ok(group)
+    relative_advantages(rewards, Baseline::Mean, scale)
 }
 
-/// The advantages of a step's groups.
+/// The advantages of one group.
 ///
 /// # Errors
-/// Fewer than two rewards in a group, or one that is not a number of size at most [`LARGEST`].
-pub fn step_advantages(
-    groups: &[Vec<f64>],
+/// Fewer than two rewards, or one that is not a number of size at most [`LARGEST`].
+pub fn relative_advantages(
+    rewards: &[f64],
     baseline: Baseline,
     scale: ScaleRewards,
-) -> Result<Vec<GroupAdvantages>, AdvantageError> {
-    let mut all = groups.iter().map(|it| centred(it)).collect::<Result<Vec<_>, _>>()?;
-    let batch = deviation(&groups.concat());
-    for group in &mut all {
-        let count = group.advantages.len() as f64;
-        let std = match scale {
-            ScaleRewards::Group => group.std,
-            ScaleRewards::Batch => batch,
-            ScaleRewards::None => 1.0 - STD_EPSILON,
-        };
-        for it in &mut group.advantages {
-            if baseline == Baseline::LeaveOneOut {
-                *it *= count / (count - 1.0);
-            }
-            if scale != ScaleRewards::None {
-                *it /= std + STD_EPSILON;
-            }
+) -> Result<GroupAdvantages, AdvantageError> {
+    let mut group = centred(rewards)?;
+    let others = rewards.len() as f64 / (rewards.len() as f64 - 1.0);
+    for it in &mut group.advantages {
+        if baseline == Baseline::LeaveOneOut {
+            *it *= others;
+        }
+        if scale == ScaleRewards::Group {
+            *it /= group.std + STD_EPSILON;
         }
     }
-    Ok(all)
-}
-
-fn deviation(rewards: &[f64]) -> f64 {
-    let count = rewards.len().max(1) as f64;
-    let mean = rewards.iter().sum::<f64>() / count;
-    (rewards.iter().map(|it| (it - mean) * (it - mean)).sum::<f64>() / count).sqrt()
+    Ok(group)
 }
 
 /// Rewards less their mean.

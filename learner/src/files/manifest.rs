@@ -171,6 +171,9 @@ pub struct AdapterRecord {
     pub path: PathBuf,
     /// SHA-256 of its `adapter_model.safetensors`.
     pub sha256: Digest,
+    /// That of its `value_head.safetensors`, where the run has a value head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_head_sha256: Option<Digest>,
 }
 
 /// The adapter that did best on held-out tasks: by strict success, then by reward, then the later.

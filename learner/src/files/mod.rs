@@ -25,6 +25,7 @@ mod versions;
 
 use std::{io, path::PathBuf};
 
+pub use adapters::PolicyFiles;
 pub use atomic::write_atomic;
 pub use evidence::{
     EvidenceLine, EvidenceLog, EvidenceReader, EvidenceRow, PolicyVersion, SamplingRecord,

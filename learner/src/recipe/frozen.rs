@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use policy::model::{CheckpointDigests, ModelError, checkpoint_digests};
+use policy::model::{CheckpointDigests, LoraConfig, ModelError, checkpoint_digests};
 use protocol::Digest;
 
 use super::{RecipeError, section::Section};
@@ -83,6 +83,22 @@ impl Frozen {
             checkpoint_digests(&self.path).map_err(|e: ModelError| model(e.to_string()))?;
         self.verify(digests.all)?;
         Ok(digests)
+    }
+
+    /// Verifies an adapter's directory in PEFT's format, with the digest that `learner digest` prints
+    /// of it, and gives the adapter's settings.
+    ///
+    /// # Errors
+    /// It is no such directory, cannot be read, or has another digest.
+    pub fn verify_adapter(&self) -> Result<LoraConfig, RecipeError> {
+        let wrong = |error: ModelError| {
+            let remedy = "name a PEFT adapter's directory";
+            RecipeError::conflict(&format!("{}.path", self.field), error.to_string(), remedy)
+        };
+        let config =
+            LoraConfig::read_peft(&self.path.join("adapter_config.json")).map_err(wrong)?;
+        self.verify(checkpoint_digests(&self.path).map_err(wrong)?.all)?;
+        Ok(config)
     }
 }
 

@@ -4,6 +4,7 @@
 //! Recipes hold what decides a run. Where and on what it runs (devices, ports, how many actors) is
 //! the command line's business, so that the same recipe gives the same [`RunId`] everywhere.
 
+mod algorithm;
 mod audit;
 mod conversations;
 mod dataset;
@@ -28,6 +29,7 @@ use std::path::Path;
 use protocol::{Digest, RunId};
 use serde_json::Value;
 
+pub use algorithm::{Algorithm, AlgorithmSettings, ValueSettings};
 pub use audit::AuditSettings;
 pub use conversations::{Conversation, read_conversations};
 pub use dataset::{TaskRow, check_disjoint, read_tasks};
@@ -41,7 +43,7 @@ pub use ppo::{CodeReward, PpoInputs, PpoRecipe, PpoSettings, RolloutSettings};
 pub use rows::{CodeRow, Columns, PromptTemplate, Sampled, read_code_rows};
 pub use sampling::SamplingSettings;
 pub use sft::{SftRecipe, SftSettings, Trainable};
-pub use training::{FailurePolicy, LossType, TrainingSettings};
+pub use training::{FailurePolicy, TrainingSettings};
 
 /// Which command takes a recipe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,12 +64,14 @@ impl Kind {
     pub fn of(path: &Path) -> Result<Self, RecipeError> {
         let (recipe, _) = online::read_json(path)?;
         let has = |keys: &[&str]| keys.iter().any(|key| recipe.get(key).is_some());
-        Ok(if has(&["rows", "adapter", "reference", "rollouts"]) {
+        Ok(if has(&["rows", "adapter", "rollouts"]) {
             Self::Ppo
         } else if has(&["environment", "evaluation", "reward", "audit", "evidence"]) {
             Self::Online
         } else if has(&["dataset"]) {
             Self::Sft
+        } else if has(&["reference"]) {
+            Self::Ppo
         } else {
             Self::Online
         })

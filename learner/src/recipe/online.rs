@@ -33,6 +33,7 @@ const KEYS: &[&str] = &[
     "lora",
     "environment",
     "evaluation",
+    "reference",
     "reward",
     "evidence",
     "audit",
@@ -65,6 +66,8 @@ pub struct Recipe {
     pub environment: EnvironmentSpec,
     /// How the policy is measured on held-out tasks, if it is.
     pub evaluation: Option<Evaluation>,
+    /// The adapter that the KL term holds to: a PEFT directory. The base alone where absent.
+    pub reference: Option<Frozen>,
     /// How episodes are rewarded.
     pub reward: Rewards,
     /// What is kept for later audits, and what they may lack.
@@ -140,6 +143,17 @@ impl Recipe {
             TrainingSettings::KEYS,
         )?;
         let training = TrainingSettings::read(&training)?;
+        let reference = recipe
+            .section("reference", Frozen::KEYS)?
+            .map(|section| Frozen::read(&section, "reference", base))
+            .transpose()?;
+        if reference.is_some() && training.algorithm.beta == 0.0 {
+            return Err(RecipeError::conflict(
+                "reference",
+                "nothing holds to it where training.beta is 0",
+                "remove it or set training.beta",
+            ));
+        }
         let environment = recipe.required("environment", "an object with a name")?;
         Ok(Self {
             path: path.to_owned(),
@@ -153,6 +167,7 @@ impl Recipe {
             lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
             environment: EnvironmentSpec::parse_in(environment, base)?,
             evaluation: evaluation(&recipe, base, training.sampling)?,
+            reference,
             reward: reward(&recipe)?,
             evidence: evidence(&recipe)?,
             audit: AuditSettings::read(&recipe, base)?,
@@ -172,6 +187,7 @@ impl Recipe {
             ("/dataset", Path::new("-")),
             ("/evaluation/dataset", Path::new("-")),
             ("/audit/calibration", Path::new("-")),
+            ("/reference", Path::new("-")),
         ] {
             if let Some(Value::Object(file)) = settings.pointer_mut(pointer) {
                 file.insert("path".into(), path.to_string_lossy().into());
@@ -184,7 +200,7 @@ impl Recipe {
     /// Everything that decides a run, defaults filled in: what stands in plans and manifests. Paths
     /// are left out, as a run that reads the same files from elsewhere is the same run.
     pub fn settings(&self) -> Value {
-        json!({
+        let mut settings = json!({
             "schema_version": 1,
             "model": {"sha256": self.model.sha256},
             "dataset": {"sha256": self.dataset.sha256},
@@ -206,7 +222,12 @@ impl Recipe {
             "reward": reward_settings(&self.reward),
             "evidence": self.evidence,
             "audit": self.audit.settings(),
-        })
+        });
+        // Absent rather than null, as in recipes that are older than it.
+        if let Some(reference) = &self.reference {
+            settings["reference"] = json!({"sha256": reference.sha256});
+        }
+        settings
     }
 }
 

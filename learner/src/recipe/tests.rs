@@ -1,5 +1,7 @@
 //! Whole recipes: what is accepted, what is filled in, and what each mistake says.
 
+mod algorithm;
+
 use std::path::Path;
 
 use protocol::Digest;
@@ -200,9 +202,20 @@ fn wrong_types_and_bounds_name_field_found_and_allowed() {
         ("learning_rate", json!(-1e-5), "a number from 0 to 1, not -0.00001"),
         ("beta", json!(true), "a number from 0 to 100, not true"),
         ("epsilon", json!(1), "a number above 0 and at most 0.999999, not 1"),
-        ("loss_type", json!("gspo"), "one of \"grpo\", \"dr_grpo\", \"dapo\", not \"gspo\""),
+        (
+            "loss_type",
+            json!("gspo"),
+            "one of \"grpo\", \"dr_grpo\", \"dapo\", \"cispo\", not \"gspo\"",
+        ),
+        (
+            "algorithm",
+            json!("bnpo"),
+            "one of \"grpo\", \"dr_grpo\", \"dapo\", \"gspo\", \"cispo\", \"rloo\", \"ppo\", not \"bnpo\"",
+        ),
+        ("delta", json!(1), "a number above 1 and at most 1000000, not 1"),
+        ("value", json!(true), "a JSON object, not true"),
         ("scale_rewards", json!("batch"), "one of \"group\", \"none\", not \"batch\""),
-        ("num_iterations", json!(2), "an integer from 1 to 1, not 2"),
+        ("num_iterations", json!(0), "an integer from 1 to 1000, not 0"),
         (
             "failure_policy",
             json!("ignore"),

@@ -5,14 +5,9 @@ use protocol::{ComputeDtype, OnMalformed, Sampling};
 use serde::Serialize;
 
 use super::{
-    OptimizerSettings, RecipeError,
-    sampling::SamplingSettings,
-    section::{Bounds, Section},
+    AlgorithmSettings, OptimizerSettings, RecipeError, sampling::SamplingSettings, section::Section,
 };
-use crate::{
-    advantage::ScaleRewards,
-    loss::{Aggregation, LossConfig},
-};
+use crate::advantage::{AdvantageError, GroupAdvantages, relative_advantages};
 
 /// What happens to a lease whose episode the audit rejects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -24,29 +19,6 @@ pub enum FailurePolicy {
     Drop,
     /// The same, and an actor with `audit.quarantine_after` rejections is cut off.
     Quarantine,
-}
-
-/// Which loss.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LossType {
-    /// The mean over rollouts of the mean over each rollout's tokens.
-    Grpo,
-    /// The sum over tokens, divided by rollouts times `max_completion_length`.
-    DrGrpo,
-    /// The mean over all tokens of the step.
-    Dapo,
-}
-
-impl LossType {
-    /// Its denominators.
-    pub fn aggregation(self) -> Aggregation {
-        match self {
-            Self::Grpo => Aggregation::SeqMeanTokenMean,
-            Self::DrGrpo => Aggregation::SeqMeanTokenSumNorm,
-            Self::Dapo => Aggregation::TokenMean,
-        }
-    }
 }
 
 /// How a run is trained. Field names are TRL's where it has them.
@@ -67,21 +39,12 @@ pub struct TrainingSettings {
     /// Temperature, top-k, top-p and min-p.
     #[serde(flatten)]
     pub sampling: SamplingSettings,
-    /// Weight of the KL term, 0 to 100. Default 0.02.
-    pub beta: f64,
-    /// Lower clip of the ratio, above 0, below 1. Default 0.2.
-    pub epsilon: f64,
-    /// Upper clip of the ratio, above 0 to 100. Default: `epsilon`.
-    pub epsilon_high: f64,
-    /// Which loss. Default `grpo`.
-    pub loss_type: LossType,
-    /// How advantages are scaled. Default `group`.
-    pub scale_rewards: ScaleRewards,
+    /// What rollouts teach.
+    #[serde(flatten)]
+    pub algorithm: AlgorithmSettings,
     /// Optimizer and schedule. Default learning rate 1e-5.
     #[serde(flatten)]
     pub optimizer: OptimizerSettings,
-    /// Updates on the same rollouts; 1 is what there is.
-    pub num_iterations: u32,
     /// Recompute activations in the backward pass: less memory, more time. Default true.
     pub gradient_checkpointing: bool,
     /// Number format of the forward passes, `f32` or `bf16`. Default `f32`.
@@ -92,7 +55,7 @@ pub struct TrainingSettings {
     pub failure_policy: FailurePolicy,
 }
 
-const KEYS: [&str; 28] = [
+const OWN_KEYS: [&str; 22] = [
     "max_steps",
     "num_generations",
     "per_device_train_batch_size",
@@ -103,11 +66,6 @@ const KEYS: [&str; 28] = [
     "top_k",
     "top_p",
     "min_p",
-    "beta",
-    "epsilon",
-    "epsilon_high",
-    "loss_type",
-    "scale_rewards",
     "learning_rate",
     "lr_scheduler_type",
     "warmup_steps",
@@ -116,12 +74,19 @@ const KEYS: [&str; 28] = [
     "adam_beta2",
     "adam_epsilon",
     "max_grad_norm",
-    "num_iterations",
     "gradient_checkpointing",
     "compute_dtype",
     "on_malformed",
     "failure_policy",
 ];
+
+const KEYS: [&str; OWN_KEYS.len() + AlgorithmSettings::KEYS.len()] = {
+    let mut all = [""; OWN_KEYS.len() + AlgorithmSettings::KEYS.len()];
+    let (own, rest) = all.split_at_mut(OWN_KEYS.len());
+    own.copy_from_slice(&OWN_KEYS);
+    rest.copy_from_slice(&AlgorithmSettings::KEYS);
+    all
+};
 
 impl TrainingSettings {
     /// The section's keys, as [`Section::section`] takes them.
@@ -141,9 +106,7 @@ impl TrainingSettings {
                 format!("use a multiple of training.num_generations ({num_generations})"),
             ));
         }
-        let num_iterations = section.u32("num_iterations", Some(1), 1..=1)?;
-        let epsilon = section.f64("epsilon", 0.2, Bounds::above(0.0, 0.999_999))?;
-        Ok(Self {
+        let settings = Self {
             max_steps: section.u32("max_steps", Some(32), 1..=1_000_000)?,
             num_generations,
             per_device_train_batch_size,
@@ -159,25 +122,8 @@ impl TrainingSettings {
                 1..=1024,
             )?,
             sampling: SamplingSettings::read(section, SamplingSettings::TRAINING, false)?,
-            beta: section.f64("beta", 0.02, Bounds::closed(0.0, 100.0))?,
-            epsilon,
-            epsilon_high: section.f64("epsilon_high", epsilon, Bounds::above(0.0, 100.0))?,
-            loss_type: section.choice(
-                "loss_type",
-                LossType::Grpo,
-                &[
-                    ("grpo", LossType::Grpo),
-                    ("dr_grpo", LossType::DrGrpo),
-                    ("dapo", LossType::Dapo),
-                ],
-            )?,
-            scale_rewards: section.choice(
-                "scale_rewards",
-                ScaleRewards::Group,
-                &[("group", ScaleRewards::Group), ("none", ScaleRewards::None)],
-            )?,
+            algorithm: AlgorithmSettings::read(section)?,
             optimizer: OptimizerSettings::read(section, 1e-5)?,
-            num_iterations,
             gradient_checkpointing: section.bool("gradient_checkpointing", true)?,
             compute_dtype: section.choice(
                 "compute_dtype",
@@ -198,7 +144,16 @@ impl TrainingSettings {
                     ("quarantine", FailurePolicy::Quarantine),
                 ],
             )?,
-        })
+        };
+        let (groups, parts) = (settings.groups_per_step(), settings.algorithm.num_mini_batches);
+        if !groups.is_multiple_of(parts) {
+            return Err(RecipeError::conflict(
+                &section.at("num_mini_batches"),
+                format!("a step's {groups} groups are not divided by {parts}"),
+                "use a divisor of them, or another batch",
+            ));
+        }
+        Ok(settings)
     }
 
     /// Groups of an optimizer step.
@@ -222,13 +177,20 @@ impl TrainingSettings {
         self.sampling.to_sampling()
     }
 
-    /// What its loss needs to know.
-    pub fn loss(&self) -> LossConfig {
-        LossConfig {
-            epsilon: self.epsilon,
-            epsilon_high: self.epsilon_high,
-            beta: self.beta,
-            ..LossConfig::default()
-        }
+    /// The advantages of one group's rewards. Where a value head gives tokens theirs, these only say
+    /// how the rollouts did beside each other.
+    ///
+    /// # Errors
+    /// As [`relative_advantages`].
+    pub fn advantages(&self, rewards: &[f64]) -> Result<GroupAdvantages, AdvantageError> {
+        relative_advantages(rewards, self.algorithm.baseline(), self.algorithm.scale_rewards)
+    }
+
+    /// Learning rates of policy and value head (0 without one) in step `step` (from 0).
+    pub fn learning_rates_at(&self, step: u64) -> (f64, f64) {
+        let total = u64::from(self.max_steps);
+        let value = self.algorithm.value.map_or(0.0, |value| value.learning_rate);
+        let value = OptimizerSettings { learning_rate: value, ..self.optimizer };
+        (self.optimizer.learning_rate_at(step, total), value.learning_rate_at(step, total))
     }
 }

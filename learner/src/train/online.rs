@@ -21,7 +21,7 @@ use terminal::{Failure, Interrupt, Progress};
 use super::{
     collect::{CollectCounts, Collector, CollectorParts},
     record::{Evaluated, evaluated, line},
-    update::adamw,
+    update::{Critic, adamw},
     watcher::Watcher,
 };
 use crate::{
@@ -30,7 +30,7 @@ use crate::{
         sampling::{SamplingEvidence, SamplingJudge, device_kind, examine},
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{EpisodeContext, RunDirectory},
+    files::{EpisodeContext, PolicyFiles, RunDirectory},
     leases::{GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
@@ -82,6 +82,8 @@ pub struct Learner {
     pub(super) decoder: Decoder,
     pub(super) adapter: Adapter,
     pub(super) optimizer: Optimizer,
+    pub(super) critic: Option<Critic>,
+    pub(super) reference: Option<Adapter>,
     pub(super) collector: Collector,
     pub(super) judge: SamplingJudge,
     pub(super) step: u32,
@@ -119,6 +121,11 @@ impl Learner {
             None => Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed),
         }
         .map_err(Failure::mistake)?;
+        let reference = recipe.reference.as_ref();
+        let reference = reference
+            .map(|frozen| Adapter::load_peft(&frozen.path, &decoder))
+            .transpose()
+            .map_err(|error| Failure::Mistake(format!("reference.path: {error}")))?;
         let auditor = Auditor::new(plan.audit_terms()).map_err(Failure::mistake)?;
         let (identity, secret) = match &options.identity {
             Some(dir) => (Identity::load_or_create(dir), Secret::load_or_create(dir)),
@@ -151,11 +158,14 @@ impl Learner {
             quarantine_after: recipe.audit.quarantine_after,
         });
         let optimizer = adamw(&recipe.training.optimizer);
+        let critic = Critic::of(&recipe.training, &decoder);
         let mut learner = Self {
             options,
             decoder,
             adapter,
             optimizer,
+            critic,
+            reference,
             collector,
             judge,
             step: 0,
@@ -171,6 +181,12 @@ impl Learner {
     /// The policy's adapter and its digest.
     pub fn adapter(&self) -> (&Adapter, Digest) {
         (&self.adapter, self.adapter_digest)
+    }
+
+    /// What is written of the policy, for a base model of this name.
+    pub fn policy_files<'a>(&'a self, base: &'a str) -> PolicyFiles<'a> {
+        let value_head = self.critic.as_ref().map(|critic| &critic.head);
+        PolicyFiles { adapter: &self.adapter, digest: self.adapter_digest, base, value_head }
     }
 
     /// The adapter's files are written for the base model under this name.
@@ -273,9 +289,9 @@ impl Learner {
         if let Some(files) = files {
             let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
             files.metrics(&record).map_err(Failure::fault)?;
-            let (adapter, digest) = self.adapter();
+            let base = self.base_model();
             files
-                .keep_best(self.step, adapter, digest, &self.base_model(), &evaluated)
+                .keep_best(self.step, self.policy_files(&base), &evaluated)
                 .map_err(Failure::fault)?;
         }
         let milestones = evaluated

@@ -144,8 +144,8 @@ fn train_in(
 }
 
 fn save_adapter(learner: &Learner, files: &mut RunDirectory) -> Result<PathBuf, Failure> {
-    let (adapter, digest) = learner.adapter();
-    files.adapter(learner.steps(), adapter, digest, &learner.base_model()).map_err(Failure::fault)
+    let base = learner.base_model();
+    files.adapter(learner.steps(), learner.policy_files(&base)).map_err(Failure::fault)
 }
 
 fn evaluate(

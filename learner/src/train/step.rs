@@ -8,11 +8,11 @@ use super::{
     collect::CollectedGroup,
     online::Learner,
     record::{SamplingSummary, StepRecord, evaluated},
-    update::{Outcome, Refusal, UpdateGroup, UpdateReport, UpdateSettings, update},
+    update::{Outcome, Refusal, Student, UpdateGroup, UpdateReport, UpdateSettings, update},
     watcher::Watcher,
 };
 use crate::{
-    advantage::{GroupAdvantages, group_advantages},
+    advantage::GroupAdvantages,
     audit::{
         Reason,
         sampling::{Flagged, SamplingEvidence, SamplingMode, device_kind},
@@ -122,27 +122,31 @@ impl Learner {
     /// Makes one optimizer step, unless the sampling evidence of a rollout forbids it.
     fn try_step(&mut self, groups: &[CollectedGroup]) -> Result<Attempt, Failure> {
         let settings = self.plan.recipe.training;
-        let advantages = groups
+        let rewards: Vec<Vec<f64>> = groups
             .iter()
-            .map(|group| {
-                let rewards: Vec<f64> =
-                    group.rollouts.iter().map(|it| it.reward.training_reward).collect();
-                group_advantages(&rewards, settings.scale_rewards)
-            })
+            .map(|group| group.rollouts.iter().map(|it| it.reward.training_reward).collect())
+            .collect();
+        let advantages = rewards
+            .iter()
+            .map(|rewards| settings.advantages(rewards))
             .collect::<Result<Vec<_>, _>>()
             .map_err(Failure::fault)?;
         let update_groups: Vec<UpdateGroup<'_>> = groups
             .iter()
+            .zip(rewards)
             .zip(&advantages)
-            .map(|(group, advantages)| UpdateGroup {
+            .map(|((group, rewards), advantages)| UpdateGroup {
                 episodes: group.rollouts.iter().map(|it| &it.episode).collect(),
+                rewards,
                 advantages: advantages.advantages.clone(),
                 images: self.plan.images.as_ref(),
             })
             .collect();
-        let learning_rate = settings
-            .optimizer
-            .learning_rate_at(u64::from(self.step), u64::from(settings.max_steps));
+        let update_settings = UpdateSettings {
+            examine: (self.judge.mode != SamplingMode::Off).then(|| settings.sampling()),
+            ..UpdateSettings::of(&settings, u64::from(self.step))
+        };
+        let learning_rate = update_settings.learning_rates.0;
         let mut flags: Vec<Vec<Option<Flagged>>> =
             groups.iter().map(|group| vec![None; group.rollouts.len()]).collect();
         let judge = &self.judge;
@@ -157,14 +161,14 @@ impl Learner {
             refused.map_or(Ok(()), Err)
         };
         let outcome = update(
-            &self.decoder,
-            &mut self.adapter,
-            &mut self.optimizer,
-            &UpdateSettings {
-                examine: (judge.mode != SamplingMode::Off).then(|| settings.sampling()),
-                ..UpdateSettings::of(&settings)
+            Student {
+                decoder: &self.decoder,
+                reference: self.reference.as_ref(),
+                adapter: &mut self.adapter,
+                optimizer: &mut self.optimizer,
+                critic: self.critic.as_mut(),
             },
-            learning_rate,
+            &update_settings,
             &update_groups,
             &mut verdict,
         )

@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use policy::score::ValueHead;
+
 use super::{CheckName, Report, ledger::Ledger, terms::Terms};
 use crate::files::{JOURNAL, METRICS, REJECTED, TOKENIZER};
 
@@ -108,8 +110,10 @@ pub(super) fn unexpected(terms: &Terms, ledger: &Ledger, report: &mut Report) {
     let saved = progress.adapters.iter().filter_map(|it| it.path.file_name());
     let saved = saved.map(|name| name.to_string_lossy().into_owned()).collect();
     check(Adapters, Path::new(ADAPTERS), &saved);
-    let parts = ["adapter_config.json", "adapter_model.safetensors"].map(str::to_owned).into();
     for adapter in &progress.adapters {
+        let head = adapter.value_head_sha256.map(|_| ValueHead::FILE);
+        let parts = ["adapter_config.json", "adapter_model.safetensors"].into_iter().chain(head);
+        let parts = parts.map(str::to_owned).collect();
         check(Adapters, &adapter.path, &parts);
     }
     let archived = ledger.policies.iter().filter(|it| it.archived);

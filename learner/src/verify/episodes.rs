@@ -14,7 +14,6 @@ use super::{
     terms::Terms,
 };
 use crate::{
-    advantage::group_advantages,
     audit::{
         Audited, Presented, check_group,
         sampling::{SamplingJudge, SamplingMode},
@@ -224,8 +223,8 @@ impl<'a> Episodes<'a> {
         }
         let training = all.iter().all(|it| it.task.split == Split::Train);
         let rewards: Vec<f64> = all.iter().map(|it| it.reward.training_reward).collect();
-        let advantages = (training && whole.is_ok())
-            .then(|| group_advantages(&rewards, self.terms.recipe.training.scale_rewards));
+        let advantages =
+            (training && whole.is_ok()).then(|| self.terms.recipe.training.advantages(&rewards));
         let advantages = match advantages.transpose() {
             Ok(advantages) => advantages,
             Err(error) => {
@@ -237,8 +236,7 @@ impl<'a> Episodes<'a> {
             (_, SamplingMode::Off) => Some(false),
             // A group without gradient is not scored.
             (Some(it), _) => {
-                let flat = it.advantages.iter().all(|advantage| *advantage == 0.0);
-                Some(!flat || self.terms.recipe.training.beta != 0.0)
+                Some(self.terms.recipe.training.algorithm.has_gradient(&it.advantages))
             }
             (None, _) => (!training).then_some(false),
         };

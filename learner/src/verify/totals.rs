@@ -5,7 +5,10 @@ use std::{
     fs,
 };
 
-use policy::model::{LoraConfig, TargetModules};
+use policy::{
+    model::{LoraConfig, TargetModules},
+    score::ValueHead,
+};
 use protocol::Digest;
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -221,6 +224,14 @@ pub(super) fn adapters(terms: &Terms, ledger: &Ledger, store: &PolicyStore, repo
                 adapter_config(terms, adapter, &bytes, report);
             }
             Err(error) => report.fail(Name, "adapter_missing", &place, error),
+        }
+        if let Some(sha256) = adapter.value_head_sha256 {
+            let path = adapter.path.join(ValueHead::FILE);
+            let place = path.display().to_string();
+            match fs::read(terms.directory.join(&path)) {
+                Ok(bytes) => report.equal(Name, "value_head", &place, &sha256, &Digest::of(&bytes)),
+                Err(error) => report.fail(Name, "value_head", &place, error),
+            }
         }
         let known = ledger
             .policies

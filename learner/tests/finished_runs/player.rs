@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 
 use learner::{
-    advantage::group_advantages,
     audit::{
         Audited, Presented, Reason, Rejected,
         sampling::{Flagged, SamplingEvidence, SamplingJudge},
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{Answer, EpisodeContext, RunDirectory, Status},
+    files::{Answer, EpisodeContext, PolicyFiles, RunDirectory, Status},
     leases::{GroupOrder, LeaseBook, Submission},
     plan::Plan,
     train::{
@@ -221,7 +220,8 @@ impl Player {
         self.files.metrics(&json!({"evaluation": evaluated, "step": step})).expect("written");
         let adapter = &self.adapters[step as usize];
         let digest = Digest::of(&adapter.to_safetensors().expect("bytes"));
-        self.files.keep_best(step, adapter, digest, "model", &measured).expect("written");
+        let policy = PolicyFiles { adapter, digest, base: "model", value_head: None };
+        self.files.keep_best(step, policy, &measured).expect("written");
         evaluated
     }
 
@@ -237,10 +237,8 @@ impl Player {
         let rewards = |group: &CollectedGroup| -> Vec<f64> {
             group.rollouts.iter().map(|it| it.reward.training_reward).collect()
         };
-        let advantages: Vec<_> = groups
-            .iter()
-            .map(|it| group_advantages(&rewards(it), settings.scale_rewards).expect("finite"))
-            .collect();
+        let advantages: Vec<_> =
+            groups.iter().map(|it| settings.advantages(&rewards(it)).expect("finite")).collect();
         self.publish(step + 1);
         for (group, advantages) in groups.iter().zip(&advantages) {
             let advantages = Some(advantages.advantages.as_slice());
@@ -291,7 +289,8 @@ impl Player {
         let mut this = Self::play(bench);
         let (first, last) = (this.adapters[0].clone(), this.adapters[STEPS as usize].clone());
         let digest = Digest::of(&last.to_safetensors().expect("bytes"));
-        this.files.adapter(STEPS, &last, digest, "model").expect("written");
+        let policy = PolicyFiles { adapter: &last, digest, base: "model", value_head: None };
+        this.files.adapter(STEPS, policy).expect("written");
         this.files.update_evidence(&first, &last).expect("comparable");
         let after = this.evaluate(STEPS);
         this.files.evaluations(Some(&this.before), Some(&after));

@@ -1,0 +1,380 @@
+//! The updates of one step from audited groups.
+//!
+//! Groups pass one after the other, so memory is bounded by one group; the denominators are those of
+//! a whole update, so that the parts add up to it. With one update a step, one pass scores, examines
+//! and learns. Where there are several (`num_iterations`, `num_mini_batches`), or a value head must
+//! speak first, a pass before them finds the old log-probabilities, the reference's and the values.
+//! A step in which no group has a gradient (all rewards equal, no KL term, no bonus, no value head)
+//! leaves everything as it is.
+//!
+//! The first pass also examines the sampled ids (rung 9 of the audit): nothing is changed before every
+//! episode that the step learns from has passed.
+
+mod pass;
+
+use std::ops::Range;
+
+use policy::{
+    model::{Adapter, Decoder, ModelError},
+    score::{AdamWSettings, Optimizer, ValueHead},
+    vision::PromptImages,
+};
+use protocol::{Digest, Episode, Sampling};
+use serde::Serialize;
+
+pub(crate) use self::pass::wide;
+use self::pass::{Pass, Seen, Sums};
+use crate::{
+    advantage::{gae, whiten},
+    audit::{Reason, sampling::SamplingEvidence},
+    loss::{Denominator, LossError, StepTotals},
+    recipe::{AlgorithmSettings, OptimizerSettings, TrainingSettings},
+};
+
+/// Padded ids of one forward pass; a group that has more is scored in parts.
+const FORWARD_IDS: usize = 32_768;
+
+/// What an update is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateSettings {
+    /// Surrogate, ratio, clips, KL term, entropy bonus, value head, and how many updates.
+    pub algorithm: AlgorithmSettings,
+    /// Read by Dr. GRPO.
+    pub max_completion_length: u32,
+    /// The temperature that was sampled at: log-probabilities are those at this temperature, as in TRL.
+    pub temperature: f32,
+    /// Compute activations again in backward.
+    pub checkpointing: bool,
+    /// How the ids were sampled, where they shall be examined.
+    pub examine: Option<Sampling>,
+    /// Learning rates of policy and value head.
+    pub learning_rates: (f64, f64),
+    /// The step's number: it decides which groups make a mini-batch.
+    pub step: u64,
+}
+
+impl UpdateSettings {
+    /// Those of step `step` (from 0) of a recipe, without examining how ids were sampled.
+    #[allow(clippy::cast_possible_truncation, reason = "sampled at this f32 temperature")]
+    pub fn of(training: &TrainingSettings, step: u64) -> Self {
+        Self {
+            algorithm: training.algorithm,
+            max_completion_length: training.max_completion_length,
+            temperature: training.sampling.temperature as f32,
+            checkpointing: training.gradient_checkpointing,
+            examine: None,
+            learning_rates: training.learning_rates_at(step),
+            step,
+        }
+    }
+
+    /// Whether a pass goes before the updates.
+    fn looks_first(&self) -> bool {
+        let AlgorithmSettings { num_iterations, num_mini_batches, value, .. } = self.algorithm;
+        num_iterations > 1 || num_mini_batches > 1 || value.is_some()
+    }
+}
+
+/// A value head with its optimizer.
+#[derive(Clone)]
+pub struct Critic {
+    /// The head.
+    pub head: ValueHead,
+    /// Its optimizer.
+    pub optimizer: Optimizer,
+}
+
+impl Critic {
+    /// A fresh one; none where the recipe has none.
+    pub fn of(training: &TrainingSettings, decoder: &Decoder) -> Option<Self> {
+        training.algorithm.value.map(|_| Self {
+            head: ValueHead::zeros(decoder),
+            optimizer: adamw(&training.optimizer),
+        })
+    }
+}
+
+/// What learns, and what stays as it is meanwhile.
+pub struct Student<'a> {
+    /// The base.
+    pub decoder: &'a Decoder,
+    /// The policy that the KL term holds to; the base where absent.
+    pub reference: Option<&'a Adapter>,
+    /// The policy.
+    pub adapter: &'a mut Adapter,
+    /// Its optimizer.
+    pub optimizer: &'a mut Optimizer,
+    /// The value head, where the settings have one.
+    pub critic: Option<&'a mut Critic>,
+}
+
+/// The audited rollouts of one group.
+#[derive(Clone, Debug)]
+pub struct UpdateGroup<'a> {
+    /// Rollouts of one prompt.
+    pub episodes: Vec<&'a Episode>,
+    /// Their training rewards. Read where a value head gives the advantages.
+    pub rewards: Vec<f64>,
+    /// One a rollout.
+    pub advantages: Vec<f64>,
+    /// What the checkpoint makes of the prompt's images, where it may have some.
+    pub images: Option<&'a PromptImages>,
+}
+
+/// Decides on the evidence about one rollout, given by group and place in the group: an error refuses
+/// it.
+pub type Verdict<'a> = dyn FnMut(usize, usize, &SamplingEvidence) -> Result<(), Reason> + 'a;
+
+/// How an update ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The step was made.
+    Updated(UpdateReport),
+    /// Rollouts were refused on the evidence of the scoring pass. Nothing was changed.
+    Refused(Vec<Refusal>),
+}
+
+/// A rollout that was refused.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    /// Place of its group in the step.
+    pub group: usize,
+    /// Its place in the group.
+    pub row: usize,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// What the updates of a step did: means over them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct UpdateReport {
+    /// The loss, the value loss left out.
+    pub loss: f64,
+    /// Norm of the policy's gradient before clipping; 0 where nothing was updated.
+    pub grad_norm: f64,
+    /// Mean estimate of the KL divergence from the reference, nats a token; absent without KL term.
+    pub kl: Option<f64>,
+    /// Estimate of how far the policy moved from the one that sampled, nats a token: the mean of
+    /// `r - 1 - ln r` over token ratios r.
+    pub approx_kl: f64,
+    /// Share of ratios that were clipped.
+    pub clip_fraction: f64,
+    /// Share that was clipped from below.
+    pub clip_fraction_low: f64,
+    /// Share that was clipped from above.
+    pub clip_fraction_high: f64,
+    /// Share that the dual clip cut; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_fraction_dual: Option<f64>,
+    /// Mean entropy of the scored positions, nats.
+    pub entropy: Option<f64>,
+    /// Mean absolute difference between the log-probabilities of learner and sampler; absent where
+    /// truncation or the temperature make them different quantities.
+    pub logp_gap: Option<f64>,
+    /// What the value head did, where there is one.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub value: Option<ValueReport>,
+    /// Ids that went through the model, the prompts of groups once a pass.
+    pub tokens: u64,
+    /// Updates that the optimizer made.
+    pub updates: u32,
+    /// Whether it made one.
+    pub stepped: bool,
+}
+
+/// What the updates of a value head did: means over them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ValueReport {
+    /// Mean value loss a token, without its weight.
+    pub value_loss: f64,
+    /// Share of tokens whose value was clipped.
+    pub value_clip_fraction: f64,
+    /// Share of the returns' variance that the values before the step explain; absent where the returns
+    /// do not vary.
+    pub explained_variance: Option<f64>,
+    /// Norm of the head's gradient before clipping.
+    pub value_grad_norm: f64,
+}
+
+/// Why an update failed. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// The model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The loss.
+    #[error("the loss of this step cannot be computed: {0}")]
+    Loss(#[from] LossError),
+}
+
+/// AdamW as a recipe describes it.
+#[allow(clippy::cast_possible_truncation, reason = "the optimizer's constants are f32")]
+pub fn adamw(settings: &OptimizerSettings) -> Optimizer {
+    Optimizer::new(AdamWSettings {
+        betas: (settings.adam_beta1 as f32, settings.adam_beta2 as f32),
+        eps: settings.adam_epsilon as f32,
+        weight_decay: settings.weight_decay as f32,
+        max_grad_norm: (settings.max_grad_norm > 0.0).then_some(settings.max_grad_norm),
+    })
+}
+
+/// Makes the updates of one step with the gradients of `groups`, unless `verdict` refuses one of their
+/// rollouts. A group that has no gradient is neither scored nor examined.
+///
+/// # Errors
+/// A loss or gradient that is not finite, or a failing device; nothing was changed.
+pub fn update(
+    student: Student<'_>,
+    settings: &UpdateSettings,
+    groups: &[UpdateGroup<'_>],
+    verdict: &mut Verdict<'_>,
+) -> Result<Outcome, UpdateError> {
+    let Student { decoder, reference, adapter, optimizer, critic } = student;
+    denominator(settings, groups, &all(groups))?;
+    let mut adapting = Adapting {
+        adapter: adapter.clone(),
+        optimizer: optimizer.clone(),
+        critic: critic.as_deref().cloned(),
+    };
+    let mut sums = Sums::default();
+    let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); groups.len()];
+    if settings.looks_first() {
+        for (at, (group, seen)) in groups.iter().zip(&mut seen).enumerate() {
+            if settings.algorithm.has_gradient(&group.advantages) {
+                let mut judge = judge(verdict, at);
+                let pass = adapting.pass(decoder, reference, settings);
+                *seen = pass.look(group, &mut judge, &mut sums)?;
+            }
+        }
+        judge_by_values(settings, groups, &mut seen);
+    }
+    for iteration in 0..settings.algorithm.num_iterations {
+        for batch in mini_batches(settings, iteration, groups.len()) {
+            if !sums.refused.is_empty() {
+                break;
+            }
+            // A mini-batch of groups without any token has nothing to say.
+            let Ok(denominator) = denominator(settings, groups, &batch) else { continue };
+            for at in batch {
+                let Some(group) = groups.get(at) else { continue };
+                if !settings.algorithm.has_gradient(&group.advantages) {
+                    continue;
+                }
+                let known = seen.get(at).map(Vec::as_slice).unwrap_or_default();
+                let mut judge = judge(verdict, at);
+                let pass = adapting.pass(decoder, reference, settings);
+                pass.learn(group, known, &denominator, &mut judge, &mut sums)?;
+            }
+            if sums.refused.is_empty() {
+                adapting.step(settings, &mut sums)?;
+            }
+        }
+    }
+    if !sums.refused.is_empty() {
+        return Ok(Outcome::Refused(sums.refused));
+    }
+    *adapter = adapting.adapter;
+    *optimizer = adapting.optimizer;
+    if let (Some(critic), Some(adapted)) = (critic, adapting.critic) {
+        *critic = adapted;
+    }
+    Ok(Outcome::Updated(sums.report(settings)))
+}
+
+/// Copies that the updates work on, so that a failure leaves the originals as they are.
+struct Adapting {
+    adapter: Adapter,
+    optimizer: Optimizer,
+    critic: Option<Critic>,
+}
+
+impl Adapting {
+    fn pass<'a>(
+        &'a self,
+        decoder: &'a Decoder,
+        reference: Option<&'a Adapter>,
+        settings: &'a UpdateSettings,
+    ) -> Pass<'a> {
+        let head = self.critic.as_ref().map(|critic| &critic.head);
+        Pass { decoder, adapter: &self.adapter, reference, head, settings }
+    }
+
+    /// One update with the gradients so far.
+    fn step(&mut self, settings: &UpdateSettings, sums: &mut Sums) -> Result<(), UpdateError> {
+        let Some(mut gradients) = sums.gradients.take() else { return Ok(()) };
+        let (rate, value_rate) = settings.learning_rates;
+        let own = gradients.take_value_head();
+        let norm = self.optimizer.step(rate, &mut self.adapter, gradients)?;
+        sums.grad_norm += norm;
+        sums.updates += 1;
+        sums.moved += u32::from(norm > 0.0);
+        if let Some(critic) = &mut self.critic {
+            sums.value_grad_norm += critic.optimizer.step(value_rate, &mut critic.head, own)?;
+        }
+        Ok(())
+    }
+}
+
+fn judge<'a>(
+    verdict: &'a mut Verdict<'_>,
+    group: usize,
+) -> impl FnMut(usize, &SamplingEvidence) -> Result<(), Refusal> + 'a {
+    move |row, evidence| {
+        verdict(group, row, evidence).map_err(|reason| Refusal { group, row, reason })
+    }
+}
+
+/// Turns the values that the first pass found into advantages and returns.
+fn judge_by_values(settings: &UpdateSettings, groups: &[UpdateGroup<'_>], seen: &mut [Vec<Seen>]) {
+    let Some(value) = settings.algorithm.value else { return };
+    for (group, parts) in groups.iter().zip(&mut *seen) {
+        let mut rewards = group.rewards.iter();
+        for part in parts {
+            let rows = part.values.iter().zip(&mut rewards);
+            part.judged =
+                rows.map(|(values, reward)| gae(*reward, values, value.gamma, value.lam)).collect();
+        }
+    }
+    whiten(seen.iter_mut().flatten().flat_map(|part| &mut part.judged));
+}
+
+fn all(groups: &[UpdateGroup<'_>]) -> Vec<usize> {
+    (0..groups.len()).collect()
+}
+
+/// The denominators of an update on these groups.
+fn denominator(
+    settings: &UpdateSettings,
+    groups: &[UpdateGroup<'_>],
+    batch: &[usize],
+) -> Result<Denominator, LossError> {
+    let totals = batch
+        .iter()
+        .filter_map(|at| groups.get(*at))
+        .flat_map(|group| &group.episodes)
+        .map(|episode| episode.spans.iter().map(|span| span.ids.len()).sum::<usize>())
+        .fold(StepTotals::default(), StepTotals::with);
+    let aggregation = settings.algorithm.aggregation();
+    Denominator::new(aggregation, totals, settings.max_completion_length)
+}
+
+/// Which groups each update of an iteration learns from: all in order, or shuffled and dealt out in
+/// equal parts.
+fn mini_batches(settings: &UpdateSettings, iteration: u32, groups: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..groups).collect();
+    let parts = settings.algorithm.num_mini_batches as usize;
+    if parts > 1 {
+        let step = settings.step;
+        order.sort_by_cached_key(|at| Digest::of(format!("{step} {iteration} {at}").as_bytes()));
+    }
+    // Of groups that were dropped on the way the last mini-batches have fewer.
+    order.chunks(groups.div_ceil(parts).max(1)).map(<[usize]>::to_vec).collect()
+}
+
+/// Rows of a group that one forward pass takes.
+fn part_ranges(group: &UpdateGroup<'_>) -> impl Iterator<Item = Range<usize>> {
+    let longest = group.episodes.iter().map(|e| e.tokens.len()).max().unwrap_or(0);
+    let rows = (FORWARD_IDS / longest.max(1)).max(1);
+    let all = group.episodes.len();
+    (0..all).step_by(rows).map(move |first| first..(first + rows).min(all))
+}
