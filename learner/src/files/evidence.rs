@@ -64,7 +64,7 @@ pub struct EvidenceRow {
     pub training_reward: f64,
     /// How it came about.
     pub reward_components: Reward,
-    /// Its group-relative advantage; none where it was not trained on.
+    /// Its group-relative advantage, also where a value head gave the tokens theirs; none where it was not trained on.
     pub advantage: Option<f64>,
     /// Why it ended.
     pub end: EpisodeEnd,
