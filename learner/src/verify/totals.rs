@@ -6,7 +6,7 @@ use std::{
 };
 
 use policy::{
-    model::{LoraConfig, TargetModules},
+    model::{LoraConfig, TargetModules, target_name},
     score::ValueHead,
 };
 use protocol::Digest;
@@ -255,7 +255,7 @@ fn adapter_config(terms: &Terms, adapter: &AdapterRecord, weights: &[u8], report
         // PEFT is told the names of the linears, which are those of the weights.
         let names = SafeTensors::deserialize(weights).map(|file| {
             let paths = file.names().into_iter().filter_map(|it| it.strip_suffix(".lora_A.weight"));
-            paths.filter_map(|it| it.rsplit('.').next().map(str::to_owned)).collect()
+            paths.map(|it| target_name(it).to_owned()).collect()
         });
         let names: BTreeSet<String> = names.unwrap_or_default();
         expected.target_modules = TargetModules::Names(names.into_iter().collect());

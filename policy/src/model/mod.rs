@@ -38,6 +38,7 @@ pub use error::{ARCHITECTURES, ModelError};
 pub use hybrid::Hybrid;
 pub use images::VisionOutput;
 pub use kv::{Feed, KvCache, Logits};
+pub use peft::target_name;
 pub(crate) use rope::RopeTable;
 pub use rope::{RopeConfig, RopeScaling};
 pub use rows::KvId;

@@ -83,7 +83,7 @@ impl LoraConfig {
     pub fn peft_json(&self, base_model: &str, linears: &[LinearInfo]) -> String {
         let target_modules = match &self.target_modules {
             TargetModules::AllLinear => {
-                json!(linears.iter().map(short_name).collect::<BTreeSet<_>>())
+                json!(linears.iter().map(|it| target_name(&it.path)).collect::<BTreeSet<_>>())
             }
             TargetModules::Names(names) => json!(names),
             TargetModules::Pattern(pattern) => json!(pattern),
@@ -115,12 +115,12 @@ impl LoraConfig {
 }
 
 /// The end of a linear's path that names it and its like, and nothing else, as PEFT has it.
-fn short_name(linear: &LinearInfo) -> &str {
-    match linear.path.rsplit_once('.') {
+pub fn target_name(path: &str) -> &str {
+    match path.rsplit_once('.') {
         // `proj` alone is the convolution over patches too.
         Some((_, "proj")) => "attn.proj",
         Some((_, name)) => name,
-        None => &linear.path,
+        None => path,
     }
 }
 
