@@ -78,8 +78,8 @@ def chunk(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def raw_png(width, height, depth, colour, rows, extra=b""):
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+def raw_png(width, height, depth, colour, rows, extra=b"", interlaced=0):
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + extra + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
@@ -108,6 +108,16 @@ for depth in (1, 2, 4, 8):
 for colour, channels in ((2, 3), (4, 2), (6, 4)):
     rows = [data(13 * channels * 2, y) for y in range(9)]
     (out / f"deep{channels}.png").write_bytes(raw_png(13, 9, 16, colour, rows))
+for colour, depth, channels in ((2, 8, 3), (0, 1, 1), (3, 4, 1)):
+    samples = np.array([list(data(13 * channels, y)) for y in range(9)]).reshape(9, 13, channels) % 2**depth
+    rows = []
+    for y, x, down, right in ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)):
+        for line in samples[y::down, x::right]:
+            bits = "".join(format(sample, f"0{depth}b") for sample in line.flatten())
+            bits += "0" * (-len(bits) % 8)
+            rows.append(bytes(int(bits[i : i + 8], 2) for i in range(0, len(bits), 8)))
+    png = raw_png(13, 9, depth, colour, rows, chunk(b"PLTE", data(48, 3)) if colour == 3 else b"", interlaced=1)
+    (out / f"interlaced{colour}.png").write_bytes(png)
 rows = [data(13 * 3, y) for y in range(9)]
 (out / "key.png").write_bytes(raw_png(13, 9, 8, 2, rows, chunk(b"tRNS", struct.pack(">HHH", *rows[0][:3]))))
 smooth = Image.fromarray(np.fromfunction(lambda y, x, c: (x * 5 + y * 3 * (c + 1)) % 256, (37, 45, 3)).astype(np.uint8))

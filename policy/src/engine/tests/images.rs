@@ -126,6 +126,37 @@ fn prompts_are_shared_where_their_images_are_the_same_too() {
 }
 
 #[test]
+fn beginnings_are_shared_up_to_the_first_image_that_differs() {
+    let mut config = seeing();
+    if let Architecture::Qwen3_5(hybrid) = &mut config.architecture {
+        // Nothing recurrent, so that a past can be cut back.
+        hybrid.full = vec![true; 3];
+    }
+    let mut engine = engine(config.clone(), limits(Pass::Auto));
+    let (one, other) = (image(1, 4, 4), image(2, 4, 4));
+    let (whole, placed) = prompt(3, 20, &one, 9);
+    let tail = [&whole[..28], &ids(50, 6)].concat();
+    let cases = [(&whole, &one, 0), (&tail, &one, 28), (&whole, &other, 20), (&tail, &other, 28)];
+    let mut shared = 0;
+    for (number, (ids, image, expected)) in cases.into_iter().enumerate() {
+        let play = |engine: &mut Engine| {
+            let key = key(&format!("{number}"));
+            let id = engine.open(policy("a"), key, PLAIN).expect("open");
+            let placed = PlacedImage { at: placed.at, patches: Arc::clone(image) };
+            engine.append_images(id, ids, vec![placed]).expect("append");
+            engine.generate(id, 6, &[]).expect("generate");
+            let generated = finish(engine).pop().expect("one");
+            engine.close(id);
+            generated.ids
+        };
+        let found = play(&mut engine);
+        assert_eq!(found, play(&mut super::engine(config.clone(), limits(Pass::Auto))));
+        shared += expected;
+        assert_eq!(engine.stats().shared, shared, "prompt {number}");
+    }
+}
+
+#[test]
 fn a_stream_that_gave_up_its_places_sees_its_images_again() {
     let limits = EngineConfig { max_tokens: 60, ..limits(Pass::Auto) };
     let play = |together: bool| {
