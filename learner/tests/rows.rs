@@ -219,6 +219,9 @@ fn a_round_that_stopped_anywhere_goes_on_bit_for_bit() {
         assert_eq!(summary.expect("goes on").updates, 6);
         assert_eq!(left_behind(dir.path()), expected, "stopped after {stop}");
     }
+    let error = run_ppo(whole.path(), &ppo_recipe(0), PpoInputs::default(), true);
+    let error = error.expect_err("complete").to_string();
+    assert!(error.contains("the run is complete, all 6 updates of it"), "{error}");
     let other = tempfile::tempdir().expect("a directory");
     let refused = run_ppo(other.path(), &ppo_recipe(0), PpoInputs::default(), true);
     let error = refused.expect_err("nothing stopped").to_string();

@@ -16,7 +16,7 @@ use std::{
 use clap::Args;
 use policy::{
     device::DeviceChoice,
-    model::{Adapter, Decoder},
+    model::{Adapter, Decoder, checkpoint_digests},
     score::Optimizer,
 };
 use protocol::Digest;
@@ -75,7 +75,7 @@ pub struct PpoSummary {
     pub output: PathBuf,
     /// The adapter in it, with the optimizer's state.
     pub adapter: PathBuf,
-    /// SHA-256 of the adapter's weights.
+    /// SHA-256 of that directory as recipes freeze it.
     pub sha256: Digest,
 }
 
@@ -126,7 +126,7 @@ pub fn run(
     if let Some(accuracy) = &after {
         progress.note(&format!("after: {}", shown(accuracy)));
     }
-    let sha256 = Digest::of(&run.adapter.to_safetensors().map_err(Failure::fault)?);
+    let sha256 = checkpoint_digests(&here).map_err(Failure::fault)?.all;
     let summary = PpoSummary {
         status: if ended.interrupted { "interrupted" } else { "completed" },
         updates: ended.updates,
@@ -184,6 +184,9 @@ impl<'a> Run<'a> {
             None => (self.anchors(&plan.examples, &sampled)?, Place::default()),
         };
         let total = plan.recipe.training.updates(plan.rows.len());
+        if place.updates >= total {
+            return Err(complete(&plan.output, &format!("{total} updates")));
+        }
         progress.start("ppo", total);
         let started = Instant::now();
         self.round(&plan.examples, &sampled, &anchors, &mut place, interrupt, progress, "")?;
@@ -213,6 +216,9 @@ impl<'a> Run<'a> {
         let mut sampler = self.sampler()?;
         let mut ended = Ended::default();
         let first = stopped.map_or(0, |stopped| stopped.rounds);
+        if first >= u64::from(rollouts.rounds) {
+            return Err(complete(&plan.output, &format!("{first} rounds")));
+        }
         self.save_round(first)?;
         progress.start("ppo", u64::from(rollouts.rounds));
         for round in first..u64::from(rollouts.rounds) {
@@ -373,6 +379,13 @@ impl<'a> Run<'a> {
         });
         write(&self.plan.output.join("manifest.json"), format!("{manifest:#}\n").as_bytes())
     }
+}
+
+fn complete(output: &Path, what: &str) -> Failure {
+    Failure::Mistake(format!(
+        "{}: the run is complete, all {what} of it; there is nothing to resume",
+        output.display()
+    ))
 }
 
 fn write_stats(dir: &Path, stats: &RoundStats) -> Result<(), Failure> {

@@ -272,8 +272,8 @@ impl Round<'_> {
             .map_err(Failure::fault)?;
         let loss =
             policy_loss(&self.settings.loss(), &denominator, &rows).map_err(Failure::fault)?;
-        let each = 1.0 / rows.len().max(1) as f64;
-        let micro = [loss.policy_value, loss.stats.kl * each, loss.stats.outside as f64 * each];
+        let kl = loss.stats.mean_rollout_kl().unwrap_or_default();
+        let micro = [loss.policy_value, kl, loss.stats.outside_fraction()];
         #[allow(clippy::cast_possible_truncation, reason = "gradients enter the model in f32")]
         let slope: Vec<Vec<f32>> = loss
             .gradient

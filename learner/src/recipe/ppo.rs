@@ -259,6 +259,10 @@ impl PpoRecipe {
         };
         let input = |key: &str, given: &Option<PathBuf>| match given {
             Some(path) => now(key, path),
+            None if recipe.value(key).is_none() => Err(RecipeError::Missing {
+                field: key.into(),
+                expected: format!("an object with path and sha256, or name it with --{key}"),
+            }),
             None => Frozen::required(&recipe, key, base),
         };
         let prompt = PromptTemplate::read(&recipe)?.ok_or_else(|| RecipeError::Missing {
@@ -358,7 +362,10 @@ mod tests {
         let mut recipe = minimal();
         recipe.as_object_mut().expect("an object").remove("rows");
         let missing = read(&recipe, &PpoInputs::default()).expect_err("no rows");
-        assert_eq!(missing, "rows is missing: set it to an object with path and sha256");
+        assert_eq!(
+            missing,
+            "rows is missing: set it to an object with path and sha256, or name it with --rows"
+        );
         let inputs =
             PpoInputs { rows: Some(rows.clone()), max_updates: Some(3), ..PpoInputs::default() };
         let recipe = read(&recipe, &inputs).expect("valid");

@@ -69,7 +69,7 @@ pub struct SftSummary {
     pub output: PathBuf,
     /// The checkpoint or adapter in it.
     pub checkpoint: PathBuf,
-    /// SHA-256 of the checkpoint directory as recipes freeze it; of the adapter's file for adapters.
+    /// SHA-256 of that directory as recipes freeze it.
     pub sha256: protocol::Digest,
 }
 

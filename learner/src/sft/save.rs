@@ -17,14 +17,25 @@ pub(super) fn save(
     student: &Student,
     output: &Path,
 ) -> Result<(PathBuf, protocol::Digest), SaveError> {
-    if let Student::Adapter(adapter) = student {
-        let dir = output.join("adapter");
-        adapter.save_peft(&dir, &recipe.model.path.to_string_lossy())?;
-        return Ok((dir, protocol::Digest::of(&adapter.to_safetensors()?)));
-    }
-    let dir = output.join("checkpoint");
-    fs::create_dir_all(&dir)?;
-    for entry in fs::read_dir(&recipe.model.path)? {
+    let dir = match student {
+        Student::Adapter(adapter) => {
+            let dir = output.join("adapter");
+            adapter.save_peft(&dir, &recipe.model.path.to_string_lossy())?;
+            dir
+        }
+        Student::Base => {
+            let dir = output.join("checkpoint");
+            save_checkpoint(&recipe.model.path, decoder, &dir)?;
+            dir
+        }
+    };
+    let digest = policy::model::checkpoint_digests(&dir)?.all;
+    Ok((dir, digest))
+}
+
+fn save_checkpoint(model: &Path, decoder: &Decoder, dir: &Path) -> Result<(), SaveError> {
+    fs::create_dir_all(dir)?;
+    for entry in fs::read_dir(model)? {
         let entry = entry?;
         let name = entry.file_name();
         let text = name.to_string_lossy();
@@ -34,9 +45,7 @@ pub(super) fn save(
             fs::copy(entry.path(), dir.join(name))?;
         }
     }
-    decoder.save_weights(&dir.join("model.safetensors"))?;
-    let digest = policy::model::checkpoint_digests(&dir)?.all;
-    Ok((dir, digest))
+    Ok(decoder.save_weights(&dir.join("model.safetensors"))?)
 }
 
 /// What was trained could not be saved.
