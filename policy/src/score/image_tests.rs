@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use super::*;
+use super::{graph::GraphTape, *};
 use crate::{
     device::Device,
     model::{
@@ -171,7 +171,12 @@ fn run(
     let plain = log_probs_of(decoder, adapter, batch);
     near("without gradients", &log_probs.concat(), &plain.concat(), 1e-4);
     let dlogp = derivative(&log_probs);
-    (log_probs, tape.backward(&dlogp).unwrap())
+    let gradients = tape.backward(&dlogp).unwrap();
+    // The other devices' way.
+    let tape = GraphTape::record(decoder, adapter, trainable, batch, &config).unwrap();
+    near("autodiff", &tape.scores().log_probs.concat(), &log_probs.concat(), 1e-4);
+    same("autodiff", &tape.backward((&dlogp).into()).unwrap(), &gradients);
+    (log_probs, gradients)
 }
 
 fn log_probs_of(decoder: &Decoder, adapter: Option<&Adapter>, batch: &ScoreBatch) -> Vec<Vec<f32>> {
