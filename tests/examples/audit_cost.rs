@@ -85,6 +85,7 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
         let mut adapter = stage.adapter.clone().expect("one");
         let mut optimizer = adamw(&settings.optimizer);
         let update_settings = UpdateSettings {
+            temperature: stage.sampling.temperature,
             examine: examine.then_some(stage.sampling),
             learning_rates: (1e-5, 0.0),
             ..UpdateSettings::of(&settings, 0)

@@ -159,6 +159,7 @@ fn an_update_with_a_refused_rollout_changes_nothing() {
             })
             .collect();
         let update_settings = UpdateSettings {
+            temperature: stage.sampling.temperature,
             examine: Some(stage.sampling),
             learning_rates: (1e-3, 0.0),
             ..UpdateSettings::of(&settings, 0)
