@@ -344,6 +344,29 @@ fn rows_that_cannot_be_learned_from_name_file_and_line() {
 }
 
 #[test]
+fn digits_that_share_an_id_are_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let model = dir.path().join("model");
+    fs::create_dir(&model).expect("made");
+    for entry in fs::read_dir(golden().join("model")).expect("a checkpoint") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), model.join(entry.file_name())).expect("copied");
+    }
+    let path = model.join("tokenizer.json");
+    let text = fs::read_to_string(&path).expect("a tokenizer");
+    let mut tokenizer: Value = serde_json::from_str(&text).expect("JSON");
+    tokenizer["model"]["vocab"]["00"] = json!(301);
+    tokenizer["model"]["merges"].as_array_mut().expect("merges").push(json!(["0", "0"]));
+    fs::write(&path, tokenizer.to_string()).expect("written");
+    let mut recipe = ppo_recipe(0);
+    recipe["model"] = frozen(&model);
+    let error = run_ppo(dir.path(), &recipe, PpoInputs::default(), false).expect_err("refused");
+    let error = error.to_string();
+    assert!(error.contains("ppo.jsonl line "), "{error}");
+    assert!(error.contains("as one id a digit after the prompt"), "{error}");
+}
+
+#[test]
 fn adapters_of_other_trainers_say_what_to_do_with_their_optimizer() {
     let dir = tempfile::tempdir().expect("a directory");
     let start = dir.path().join("start");

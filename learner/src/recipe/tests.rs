@@ -329,6 +329,16 @@ fn sft_recipes_share_the_house_rules() {
     assert!(
         sft(all).expect_err("refused").starts_with("lora: trainable \"all\" trains no adapter")
     );
+    let mut both = minimal_sft();
+    both["training"] = json!({"max_updates": 3});
+    assert_eq!(sft(both.clone()).expect("valid").training.max_steps, 3);
+    both["training"]["max_steps"] = json!(3);
+    assert!(sft(both).expect_err("refused").starts_with("training.max_updates: max_steps says"));
+    let mut rows = minimal_sft();
+    rows["prompt"] = json!("Find {{ name }}.");
+    let rows = sft(rows).expect("valid");
+    assert_eq!((rows.training.optimizer.warmup_steps, rows.training.max_length), (10, 4096));
+    assert_eq!(rows.settings()["chat_template_kwargs"], json!({"enable_thinking": false}));
     let mut typo = minimal_sft();
     typo["trainabel"] = json!("all");
     assert_eq!(sft(typo).expect_err("refused"), "trainabel is unknown: did you mean trainable?");
