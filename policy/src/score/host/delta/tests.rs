@@ -1,7 +1,7 @@
 //! Chunks give what the recurrence gives row by row in f64, and its gradients.
 #![allow(clippy::unwrap_used)]
 
-use super::{Backward, CHUNK, Forward, Head};
+use super::{Backward, Forward, Head, chunk::CHUNK};
 use crate::simd::vectorized;
 
 const KEY: usize = 5;
