@@ -180,7 +180,7 @@ def main():
     own = [a.python, __file__, "--out", str(out)]
     subprocess.run([*own, "--part", "make", "--models", *a.models], env=env, check=True)
     print(f"{a.threads} threads, medians of {a.pairs} pairs, load average {os.getloadavg()[0]:.1f}")
-    print(f"{'':34}{'peer':>9}{'ours':>9}{'speed':>7}{'cpu s':>14}{'cpu':>6}{'peak MiB':>15}{'mem':>6}  |loss| |norm|")
+    print(f"{'':34}{'peer':>9}{'ours':>9}{'speed':>7}{'cpu s':>14}{'cpu':>6}{'peak MiB':>15}{'mem':>7}  |loss| |norm|")
     for name in a.models:
         for shape in a.shapes:
             rows, length, image = map(int, (shape + "x0").split("x")[:3])
@@ -206,7 +206,7 @@ def main():
                     print(
                         f"{what:28}tok/s {rows * length / middle(0, 'wall'):9.0f}{rows * length / middle(1, 'wall'):9.0f}"
                         f"{ratio('wall'):6.2f}x{middle(0, 'cpu'):7.2f}{middle(1, 'cpu'):7.2f}{ratio('cpu'):5.2f}x"
-                        f"{middle(0, 'peak'):8.0f}{middle(1, 'peak'):7.0f}{ratio('peak'):5.2f}x"
+                        f"{middle(0, 'peak'):8.0f}{middle(1, 'peak'):7.0f}{ratio('peak'):6.2f}x"
                         f"  {off('loss'):.0e} {off('norm'):.0e}"
                         f"  (above loaded: {middle(0, 'peak') - middle(0, 'loaded'):.0f}, "
                         f"{middle(1, 'peak') - middle(1, 'loaded'):.0f} MiB)",
