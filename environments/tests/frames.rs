@@ -127,6 +127,17 @@ fn training_and_evaluation_ask_about_different_cells_of_each_target() {
 }
 
 #[test]
+fn a_prompt_is_written_as_for_rows_or_shorter() {
+    for prompt in ["Find the {name}.", "Find the {{ name }}.", "Find the {{name}}."] {
+        let spec = spec(json!({"name": "frames", "prompt": prompt}));
+        for task in spec.draw_dataset(Split::Train, 0, 5).expect("drawn") {
+            let name = spec.solution(&task, 0).expect("fits").expect("known").name;
+            assert_eq!(task.prompt, format!("Find the {name}."));
+        }
+    }
+}
+
+#[test]
 fn an_answer_scores_by_its_digits_and_by_nothing_else() {
     let (spec, task) = (frames(), red_square());
     let right = code(&spec, &task, 5);

@@ -4,7 +4,8 @@
 //! Settings: `width` and `height` (multiples of 32 from 32 to 512, default 64), `digits` (1 to 3,
 //! default 2), `levels` (2 to 10, default 4), `objects` (1 to 16, default 3), `colours` (1 to 8, default
 //! 4), `shapes` (1 to 6, default 3), `noise` (0 to 64, default 16; how much brighter a pixel of the
-//! ground can be; 0 is plain), `prompt` (the text of drawn tasks; `{name}` stands for the target).
+//! ground can be; 0 is plain), `prompt` (the text of drawn tasks; `{name}` or
+//! `{{ name }}` stands for the target).
 //!
 //! The frame is a grid of `levels` columns and rows. Digit 1 is the target's column from the left,
 //! digit 2 its row from the top, digit 3 its size from the smallest, each from 0 to `levels` - 1. Every
@@ -40,8 +41,8 @@ pub const NAME: &str = "frames";
 
 const VERSION: &str = "frames-1";
 const MILESTONES: [&str; 3] = ["digit_1", "digit_2", "digit_3"];
-/// Stands for the target's name in a prompt.
-const HERE: &str = "{name}";
+/// Stand for the target's name in a prompt: the first are how templates of rows are written.
+const HERE: [&str; 3] = ["{{ name }}", "{{name}}", "{name}"];
 const PROMPT: &str = "Where is the {name}? Answer with its code.";
 /// Longest prompt, in bytes.
 const MAX_PROMPT: usize = 4096;
@@ -107,8 +108,9 @@ impl Settings {
                 format!("at most {most} where there are {names} names and {cells} cells");
             return wrong("objects", expected, self.objects.into());
         }
-        if !self.prompt.contains(HERE) || self.prompt.len() > MAX_PROMPT {
-            let expected = format!("a text of at most {MAX_PROMPT} bytes with {HERE} in it");
+        let placed = HERE.iter().any(|here| self.prompt.contains(here));
+        if !placed || self.prompt.len() > MAX_PROMPT {
+            let expected = format!("a text of at most {MAX_PROMPT} bytes with {{name}} in it");
             let shown: String = self.prompt.chars().take(60).collect();
             return wrong("prompt", expected, shown.into());
         }
@@ -231,7 +233,8 @@ impl Blueprint for Settings {
     fn draw_task(&self, _: Split, draws: &mut Draws) -> Option<(String, Map<String, Value>)> {
         let names = self.names();
         let name = draws.pick(&names)?;
-        let prompt = self.prompt.replace(HERE, name);
+        let prompt =
+            HERE.iter().fold(self.prompt.clone(), |prompt, here| prompt.replace(here, name));
         Some((prompt, spec::settings(json!({"target": name}))))
     }
 
