@@ -85,6 +85,14 @@ pub(crate) fn write(model: &Path, shape: Shape, random: &mut Random) -> Result<(
         }
     }
     ones("model.norm.weight".into(), hidden);
+    save(model, tensors)
+}
+
+/// Writes `model.safetensors`.
+pub(crate) fn save(
+    model: &Path,
+    tensors: BTreeMap<String, (Vec<usize>, Vec<u8>)>,
+) -> Result<(), Box<dyn Error>> {
     let views = tensors
         .iter()
         .map(|(name, (shape, bytes))| {

@@ -2,11 +2,14 @@
 //! text, a chat template, a randomly initialised Qwen3 checkpoint, scripted episodes that `learner sft`
 //! pre-trains it on, and data sets.
 //!
-//! The scripted players are bad on purpose, so that reinforcement learning has something to find.
+//! The scripted players are bad on purpose, so that reinforcement learning has something to find. The
+//! vision demo, `frames`, has no players: its checkpoint is pre-trained on frames with one object.
 //!
-//! Usage: `demo_checkpoint DEMO OUT_DIR`, where DEMO is `guess` or `office` and OUT_DIR does not exist.
+//! Usage: `demo_checkpoint DEMO OUT_DIR`, where DEMO is `guess`, `office` or `frames` and OUT_DIR does not
+//! exist.
 
 mod checkpoint;
+mod frames;
 mod guess;
 mod office;
 mod random;
@@ -37,19 +40,18 @@ struct Demo {
     datasets: fn(&EnvironmentSpec) -> Made<[Vec<Value>; 2]>,
 }
 
-const USAGE: &str = "usage: demo_checkpoint guess|office OUT_DIR";
+const USAGE: &str = "usage: demo_checkpoint guess|office|frames OUT_DIR";
 
 fn main() -> Made<()> {
     let mut arguments = std::env::args().skip(1);
     let demo = match arguments.next().as_deref() {
         Some("guess") => guess::demo(),
         Some("office") => office::demo(),
+        Some("frames") => return frames::write(&directory(arguments.next())?),
         _ => return Err(USAGE.into()),
     };
-    let out = PathBuf::from(arguments.next().ok_or(USAGE)?);
-    let model = out.join("model");
-    fs::create_dir(&out)?;
-    fs::create_dir(&model)?;
+    let model = directory(arguments.next())?;
+    let out = model.parent().ok_or(USAGE)?;
 
     let spec = EnvironmentSpec::parse(&demo.environment)?;
     let mut random = Random::new(demo.seed);
@@ -65,6 +67,16 @@ fn main() -> Made<()> {
             writeln!(file, "{row}")?;
         }
     }
-    tokenizer::write(&model, &episodes, demo.shape.vocabulary)?;
+    let style = tokenizer::Style { template: tokenizer::TOOLS, control: &tokenizer::CONTROL };
+    tokenizer::write(&model, &style, &episodes, demo.shape.vocabulary)?;
     checkpoint::write(&model, demo.shape, &mut random)
+}
+
+/// Makes OUT_DIR and the model's directory in it.
+fn directory(out: Option<String>) -> Made<PathBuf> {
+    let out = PathBuf::from(out.ok_or(USAGE)?);
+    let model = out.join("model");
+    fs::create_dir(&out)?;
+    fs::create_dir(&model)?;
+    Ok(model)
 }

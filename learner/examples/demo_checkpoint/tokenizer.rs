@@ -14,9 +14,19 @@ use tokenizers::{
     },
 };
 
-const TEMPLATE: &str = include_str!("template.jinja");
+/// A template with tools.
+pub(crate) const TOOLS: &str = include_str!("template.jinja");
+/// A template with images.
+pub(crate) const IMAGES: &str = include_str!("images.jinja");
 
-/// Control tokens: the last ids of the vocabulary.
+/// How a checkpoint writes conversations.
+pub(crate) struct Style<'a> {
+    pub(crate) template: &'a str,
+    /// Its control tokens, the last ids of the vocabulary: padding first, the end of a turn third.
+    pub(crate) control: &'a [&'a str],
+}
+
+/// Control tokens of a policy that calls tools.
 pub(crate) const CONTROL: [&str; 7] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -30,6 +40,7 @@ pub(crate) const CONTROL: [&str; 7] = [
 /// Trains the tokenizer on the episodes' text, every merge inside Qwen-like word boundaries.
 pub(crate) fn write(
     model: &Path,
+    style: &Style<'_>,
     episodes: &[Value],
     vocabulary: usize,
 ) -> Result<(), Box<dyn Error>> {
@@ -63,13 +74,13 @@ pub(crate) fn write(
     .map_err(plain)?;
     let mut trainer = TrainerWrapper::BpeTrainer(
         BpeTrainer::builder()
-            .vocab_size(vocabulary - CONTROL.len())
+            .vocab_size(vocabulary - style.control.len())
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .show_progress(false)
             .build(),
     );
     let text = episodes.iter().take(500).map(|row| {
-        let mut text = TEMPLATE.to_string();
+        let mut text = style.template.to_string();
         text.push_str(&spaced(&row["tools"]));
         for message in row["messages"].as_array().into_iter().flatten() {
             text.push_str(message["role"].as_str().unwrap_or_default());
@@ -87,7 +98,8 @@ pub(crate) fn write(
         text
     });
     tokenizer.train(&mut trainer, text).map_err(plain)?;
-    let control: Vec<AddedToken> = CONTROL
+    let control: Vec<AddedToken> = style
+        .control
         .iter()
         .map(|text| AddedToken::from(*text, text.starts_with("<|")).normalized(false))
         .collect();
@@ -100,7 +112,7 @@ pub(crate) fn write(
         "clean_up_tokenization_spaces": false,
         "model_max_length": 1024,
     });
-    fs::write(model.join("chat_template.jinja"), TEMPLATE)?;
+    fs::write(model.join("chat_template.jinja"), style.template)?;
     fs::write(model.join("tokenizer_config.json"), serde_json::to_string_pretty(&config)?)?;
     let ids = tokenizer.get_vocab_size(true);
     if ids != vocabulary {
