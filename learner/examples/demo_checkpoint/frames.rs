@@ -1,9 +1,17 @@
-//! The vision demo: a randomly initialised Qwen3.5 vision-language checkpoint for frames of 64 x 64
-//! pixels. `scripts/make-frames-demo` pre-trains it.
+//! The vision demo: a randomly initialised Qwen3.5 vision-language checkpoint for frames of 96 x 96
+//! pixels, captions that `scripts/make-frames-demo` pre-trains it on, and rows of its task. A caption says
+//! where one object of a frame is; nobody asks. To answer when asked is left to learn.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+};
 
-use serde_json::json;
+use learner::dataset::{self, DatasetOptions};
+use protocol::Split;
+use serde_json::{Value, json};
 
 use crate::{
     Made, checkpoint,
@@ -35,10 +43,38 @@ const VISION: usize = 64;
 const VISION_FFN: usize = 128;
 const VISION_LAYERS: usize = 2;
 const VISION_HEADS: usize = 4;
-/// Positions of the vision tower's table: 4 x 4.
-const POSITIONS: usize = 16;
+/// Positions of the vision tower's table: 6 x 6.
+const POSITIONS: usize = 36;
+const FRAMES: &str = r#"{"name": "frames", "width": 96, "height": 96, "levels": 3, "noise": 0}"#;
+/// The files of rows: how many, of which split, and their seed.
+const ROWS: [(&str, usize, Split, u64); 3] = [
+    ("train", 512, Split::Train, 0),
+    ("eval", 128, Split::Eval, 0),
+    ("pretraining", 6000, Split::Train, 1),
+];
 
 pub(crate) fn write(model: &Path) -> Made<()> {
+    let out = model.parent().ok_or("the model's directory has no parent")?;
+    for (name, rows, split, seed) in ROWS {
+        let output = out.join(format!("{name}.jsonl"));
+        let environment = FRAMES.to_owned();
+        dataset::run(&DatasetOptions { environment, rows, split, seed, expert: true, output })?;
+    }
+    let mut captions = fs::File::create(out.join("episodes.jsonl"))?;
+    for line in BufReader::new(fs::File::open(out.join("pretraining.jsonl"))?).lines() {
+        let row: Value = serde_json::from_str(&line?)?;
+        let text = |field: &str| row[field].as_str().unwrap_or_default();
+        let shown = json!([{"type": "image"}, {"type": "text", "text": "What is where?"}]);
+        let caption = format!("{} {}", text("name"), text("code"));
+        let messages = json!([
+            {"role": "user", "content": shown}, {"role": "assistant", "content": caption},
+        ]);
+        writeln!(captions, "{}", json!({"messages": messages, "images": [text("image")]}))?;
+    }
+    write_model(model)
+}
+
+fn write_model(model: &Path) -> Made<()> {
     let first = VOCABULARY - CONTROL.len();
     let id = |token: &str| CONTROL.iter().position(|it| *it == token).map(|at| first + at);
     let colours = ["red", "green", "blue", "yellow"];
@@ -47,9 +83,11 @@ pub(crate) fn write(model: &Path) -> Made<()> {
         .iter()
         .flat_map(|colour| shapes.iter().map(move |shape| (colour, shape)))
         .map(|(colour, shape)| {
-            let text = format!("Where is the {colour} {shape}? Answer with its code.");
+            let text =
+                format!("What is where? Where is the {colour} {shape}? Answer with its code.");
             let messages = json!([
-                {"role": "user", "content": text}, {"role": "assistant", "content": "0123456789"},
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": format!("{colour} {shape} 0123456789")},
             ]);
             json!({"messages": messages})
         })
