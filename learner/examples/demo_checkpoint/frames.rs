@@ -47,10 +47,11 @@ const VISION_HEADS: usize = 4;
 const POSITIONS: usize = 36;
 const FRAMES: &str = r#"{"name": "frames", "width": 96, "height": 96, "levels": 3, "noise": 0}"#;
 /// The files of rows: how many, of which split, and their seed.
-const ROWS: [(&str, usize, Split, u64); 3] = [
+const ROWS: [(&str, usize, Split, u64); 4] = [
     ("train", 512, Split::Train, 0),
     ("eval", 128, Split::Eval, 0),
-    ("pretraining", 6000, Split::Train, 1),
+    ("everywhere", 6000, Split::Train, 1),
+    ("elsewhere", 1000, Split::Eval, 1),
 ];
 
 pub(crate) fn write(model: &Path) -> Made<()> {
@@ -60,8 +61,10 @@ pub(crate) fn write(model: &Path) -> Made<()> {
         let environment = FRAMES.to_owned();
         dataset::run(&DatasetOptions { environment, rows, split, seed, expert: true, output })?;
     }
+    // Captions tell of every object in every cell; rows of training never ask about some.
     let mut captions = fs::File::create(out.join("episodes.jsonl"))?;
-    for line in BufReader::new(fs::File::open(out.join("pretraining.jsonl"))?).lines() {
+    let read = |name: &str| Made::Ok(BufReader::new(fs::File::open(out.join(name))?).lines());
+    for line in read("everywhere.jsonl")?.chain(read("elsewhere.jsonl")?) {
         let row: Value = serde_json::from_str(&line?)?;
         let text = |field: &str| row[field].as_str().unwrap_or_default();
         let shown = json!([{"type": "image"}, {"type": "text", "text": "What is where?"}]);
