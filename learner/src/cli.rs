@@ -13,6 +13,7 @@ use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 use crate::{
     dataset::{self, DatasetOptions},
     plan::{describe, plan, plan_inputs},
+    recipe::PpoInputs,
     ppo::{self, PpoOptions},
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
@@ -62,7 +63,7 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Train online with GRPO, on episodes that actors play.
+    /// Train online with GRPO, PPO and their kin, on episodes that actors play.
     Train {
         /// The recipe.
         recipe: PathBuf,
@@ -119,6 +120,8 @@ enum Command {
         /// Where the run would be written, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+        #[command(flatten)]
+        inputs: PpoInputs,
     },
     /// Verify a finished or interrupted run from its directory alone; exit status 1 if anything fails.
     ///
@@ -329,8 +332,9 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Plan { recipe, output } => {
-            let plan = describe(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+        Command::Plan { recipe, output, inputs } => {
+            let plan =
+                describe(&recipe, output.as_deref(), &inputs).map_err(Failure::mistake)?;
             let text = serde_json::to_string_pretty(&plan).map_err(Failure::fault)?;
             print_line(&text);
             Ok(())

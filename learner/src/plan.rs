@@ -84,11 +84,15 @@ pub struct Plan {
 ///
 /// # Errors
 /// As [`plan`].
-pub fn describe(path: &Path, output: Option<&Path>) -> Result<Value, RecipeError> {
+pub fn describe(
+    path: &Path,
+    output: Option<&Path>,
+    inputs: &PpoInputs,
+) -> Result<Value, RecipeError> {
     match Kind::of(path)? {
         Kind::Online => Ok(json!(plan(path, output)?.manifest())),
         Kind::Sft => Ok(SftPlan::read(path, output)?.manifest()),
-        Kind::Ppo => Ok(PpoPlan::read(path, &PpoInputs::default(), output, false)?.manifest()),
+        Kind::Ppo => Ok(PpoPlan::read(path, inputs, output, false)?.manifest()),
     }
 }
 

@@ -235,7 +235,11 @@ fn row_loss(
         let first = all.clone().next().map_or(0, |(token, _)| token);
         let sum: f64 = all.map(|(_, pair)| log_ratio(pair)).sum();
         let share = if config.ratio == Ratio::SequenceMean { 1.0 / counted as f64 } else { 1.0 };
-        let ratio = finite((sum * share).exp(), "the ratio of the sequence", index, first)?;
+        // Far from 1 the clip decides: a product over many tokens may overflow without harm.
+        let ratio = (sum * share).exp();
+        if config.surrogate != Surrogate::Clipped || !sum.is_finite() {
+            finite(ratio, "the ratio of the sequence", index, first)?;
+        }
         sums.stats.ratio(config, ratio);
         let mut slope = 0.0;
         if let (Surrogate::Clipped, Advantage::Rollout(advantage)) =
@@ -307,6 +311,9 @@ fn clipped(config: &LossConfig, ratio: f64, advantage: f64, stats: &mut LossStat
     let delta = config.delta.unwrap_or(f64::INFINITY);
     let free = ratio.min(delta) * advantage;
     let mut slope = 0.0;
+    if advantage == 0.0 {
+        return Term::default();
+    }
     if free <= bound {
         if ratio > delta && advantage < 0.0 {
             stats.clipped_dual += 1;

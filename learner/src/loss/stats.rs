@@ -21,8 +21,6 @@ pub struct LossStats {
     pub outside: u64,
     /// Sum of the ratios.
     pub ratio: f64,
-    /// Largest ratio.
-    pub ratio_max: f64,
     /// Sum over tokens of `r - 1 - ln r` for the token's own ratio r.
     pub approx_kl: f64,
     /// Sum of the KL estimates against the reference, without `beta`.
@@ -46,7 +44,6 @@ impl LossStats {
         self.clipped_dual += other.clipped_dual;
         self.outside += other.outside;
         self.ratio += other.ratio;
-        self.ratio_max = self.ratio_max.max(other.ratio_max);
         self.approx_kl += other.approx_kl;
         self.kl += other.kl;
         self.kl_tokens += other.kl_tokens;
@@ -63,7 +60,6 @@ impl LossStats {
         self.ratios += 1;
         self.outside += u64::from(outside);
         self.ratio += ratio;
-        self.ratio_max = self.ratio_max.max(ratio);
     }
 
     /// Share of ratios that were clipped, the dual clip left out: TRL's `clip_ratio/region_mean`.

@@ -14,7 +14,7 @@ use crate::{
     },
     rows::{Example, Images, RowFormat, Scored},
     sft::{
-        data::{check_digits, examples, images_of},
+        data::{check_digits, examples},
         plan::{file_record, images_record, model_record, open, output_of, shape_record},
     },
 };
@@ -74,12 +74,13 @@ impl PpoPlan {
         for adapter in [&recipe.adapter, &recipe.reference] {
             check_adapter(adapter, &checkpoint)?;
         }
-        let mut images = images_of(&recipe.model.path, checkpoint.config())?;
+        let config = checkpoint.config();
+        let mut images = Images::of_model(&recipe.model.path, config);
         let format = RowFormat::load(
             &recipe.model.path,
             &recipe.chat_template_kwargs,
             &recipe.prompt,
-            recipe.training.max_length as usize,
+            (recipe.training.max_length as usize).min(config.max_positions),
         )?;
         let mut digits = None;
         let mut set = |file: &Frozen, columns| {

@@ -89,21 +89,20 @@ pub fn sample_round(
     };
     for (task, codes) in tasks.iter().filter_map(|task| plan.rows.get(*task)).zip(sampled) {
         record.codes += codes.len();
-        let whole: Vec<(&str, f64, f64)> = codes
-            .iter()
-            .filter_map(|it| {
-                let code = it.code.as_deref()?;
-                Some((code, it.logp, reward(rollouts.reward, code, &task.code)))
-            })
-            .collect();
-        record.malformed += codes.len() - whole.len();
-        let rewards: Vec<f64> = whole.iter().map(|(.., reward)| *reward).collect();
+        // What is no code earns nothing, and the others are compared with it too.
+        let earned = |it: &SampledCode| {
+            it.code.as_deref().map_or(0.0, |code| reward(rollouts.reward, code, &task.code))
+        };
+        let rewards: Vec<f64> = codes.iter().map(earned).collect();
+        let group = group_advantages(&rewards, rollouts.scale_rewards).map_err(Failure::fault)?;
         record.reward += rewards.iter().sum::<f64>();
-        // One code alone has nothing to be compared with.
-        let Ok(group) = group_advantages(&rewards, rollouts.scale_rewards) else { continue };
         record.mixed_groups += f64::from(u8::from(group.mixed()));
-        for ((code, logp, reward), adv) in whole.iter().zip(&group.advantages) {
-            text.push_str(&row_line(task, code, *adv, *logp, *reward)?);
+        for ((it, reward), adv) in codes.iter().zip(rewards).zip(&group.advantages) {
+            let Some(code) = &it.code else {
+                record.malformed += 1;
+                continue;
+            };
+            text.push_str(&row_line(task, code, *adv, it.logp, reward)?);
             text.push('\n');
         }
     }
@@ -115,7 +114,7 @@ pub fn sample_round(
     write_atomic(&path, text.as_bytes(), false).map_err(Failure::fault)?;
     if text.is_empty() {
         return Err(Failure::Fault(format!(
-            "round {}: the policy wrote no two codes of one task; train it with learner sft first",
+            "round {}: the policy wrote no code at all; train it with learner sft first",
             round + 1
         )));
     }

@@ -174,6 +174,7 @@ impl Round<'_> {
     ) -> Result<(), Failure> {
         let count = self.rows.examples.len();
         let (total, each) = (self.settings.updates(count), self.settings.updates_per_epoch(count));
+        let whole = self.settings.whole_updates(count);
         let micro = self.settings.per_device_train_batch_size as usize;
         let accumulation = self.settings.gradient_accumulation_steps as usize;
         while place.updates < total && !interrupt.raised() {
@@ -188,7 +189,7 @@ impl Round<'_> {
                 if place.updates >= total || interrupt.raised() {
                     break;
                 }
-                let learning_rate = self.settings.optimizer.learning_rate_at(place.updates, total);
+                let learning_rate = self.settings.optimizer.learning_rate_at(place.updates, whole);
                 let (stats, grad_norm) = self.update(adapter, optimizer, learning_rate, group)?;
                 place.updates += 1;
                 let mean = |part: usize| {

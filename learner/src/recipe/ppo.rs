@@ -193,9 +193,15 @@ impl PpoSettings {
             .div_ceil(u64::from(self.gradient_accumulation_steps))
     }
 
+    /// Updates of a round of so many rows that nothing cuts short: what its learning rates are spread
+    /// over, wherever it stops in between.
+    pub fn whole_updates(&self, rows: usize) -> u64 {
+        self.updates_per_epoch(rows) * u64::from(self.num_train_epochs)
+    }
+
     /// Updates of a round of so many rows.
     pub fn updates(&self, rows: usize) -> u64 {
-        let all = self.updates_per_epoch(rows) * u64::from(self.num_train_epochs);
+        let all = self.whole_updates(rows);
         if self.max_updates == 0 { all } else { all.min(self.max_updates.into()) }
     }
 

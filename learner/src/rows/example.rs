@@ -34,6 +34,14 @@ impl Example {
         shown: &[ImageId],
         images: &Images,
     ) -> Result<Self, String> {
+        if let (Some(ours), Some(tower), false) = (image_pad, images.pad(), shown.is_empty())
+            && ours != tower
+        {
+            return Err(format!(
+                "config.json's image_token_id is {tower}, and the tokenizer's image token is {ours}: use \
+                 the files of one checkpoint"
+            ));
+        }
         let mut example = Self::default();
         let mut left = shown.iter();
         for (&id, &flag) in ids.iter().zip(scored) {
@@ -48,7 +56,10 @@ impl Example {
         }
         match left.len() {
             0 => Ok(example),
-            more => Err(format!("{more} of its images have no image pad")),
+            more => Err(format!(
+                "{more} of its images have no image pad: show them in turns up to the last one that is \
+                 learned"
+            )),
         }
     }
 

@@ -115,8 +115,8 @@ impl RowFormat {
             Example::placing(ids, &flags, self.chat.image_pad(), image.as_slice(), images)?;
         if example.ids.len() > self.max_length {
             return Err(format!(
-                "{} ids are more than training.max_length ({}); raise it, shorten the prompt or \
-                 shrink the image",
+                "{} ids are more than training.max_length and the model allow ({}); raise it, shorten \
+                 the prompt or shrink the image",
                 example.ids.len(),
                 self.max_length
             ));

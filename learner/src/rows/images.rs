@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use policy::vision::{ImageProcessor, Patches, Rgb, VisionError};
+use policy::{
+    model::ModelConfig,
+    vision::{ImageProcessor, Patches, Rgb},
+};
 use protocol::Digest;
 use rayon::prelude::*;
 
@@ -18,7 +21,7 @@ const MAX_FILE: u64 = 64 << 20;
 /// Patches that are kept, in bytes.
 const KEPT: usize = 512 << 20;
 /// Files that are read at a time.
-const AT_A_TIME: usize = 64;
+const AT_A_TIME: usize = 8;
 
 /// An image of [`Images`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,10 +30,21 @@ pub struct ImageId(usize);
 /// The images of a data set, each file once.
 #[derive(Debug)]
 pub struct Images {
-    processor: Option<ImageProcessor>,
+    eyes: Eyes,
     files: Vec<ImageFile>,
     by_path: HashMap<PathBuf, ImageId>,
     room: usize,
+}
+
+/// What a checkpoint makes of images.
+#[derive(Debug)]
+enum Eyes {
+    /// It has no vision tower.
+    None,
+    /// Its tower and its processor fit.
+    Open { processor: ImageProcessor, pad: u32 },
+    /// They do not, which matters to rows with images only.
+    Shut(String),
 }
 
 #[derive(Debug)]
@@ -42,22 +56,41 @@ struct ImageFile {
 }
 
 impl Images {
-    /// No images yet, for a checkpoint that sees.
-    ///
-    /// # Errors
-    /// The checkpoint's image processor is absent or unknown.
-    pub fn of_model(dir: &Path) -> Result<Self, VisionError> {
-        Ok(Self { processor: Some(ImageProcessor::load(dir)?), ..Self::none() })
+    /// No images yet, for the checkpoint in `dir`, which has this shape. What its tower cannot take of
+    /// its processor is said of the first image.
+    pub fn of_model(dir: &Path, config: &ModelConfig) -> Self {
+        let Some(tower) = config.vision() else { return Self::none() };
+        let takes = (tower.patch_values(), tower.merge);
+        let eyes = match ImageProcessor::load(dir) {
+            Ok(processor) if processor.shape() == takes => {
+                Eyes::Open { processor, pad: tower.image_pad }
+            }
+            Ok(processor) => Eyes::Shut(format!(
+                "the checkpoint's vision tower takes patches of {} values and {} a side of an id, its \
+                 processor makes {} and {}: use the processor's file that belongs to the checkpoint",
+                takes.0,
+                takes.1,
+                processor.shape().0,
+                processor.shape().1
+            )),
+            Err(error) => Eyes::Shut(error.to_string()),
+        };
+        Self { eyes, ..Self::none() }
     }
 
     /// For a checkpoint that does not see.
     pub fn none() -> Self {
-        Self { processor: None, files: Vec::new(), by_path: HashMap::new(), room: KEPT }
+        Self { eyes: Eyes::None, files: Vec::new(), by_path: HashMap::new(), room: KEPT }
     }
 
     /// Whether the checkpoint sees.
     pub fn sees(&self) -> bool {
-        self.processor.is_some()
+        !matches!(self.eyes, Eyes::None)
+    }
+
+    /// The id that stands for a part of an image in the model's eyes.
+    pub fn pad(&self) -> Option<u32> {
+        if let Eyes::Open { pad, .. } = self.eyes { Some(pad) } else { None }
     }
 
     /// Reads image files, several at a time. What cannot be read is left to [`Images::add`], which
@@ -120,8 +153,12 @@ impl Images {
 
     fn read(&self, path: &Path) -> Result<(Digest, Patches), String> {
         let at = |problem: String| format!("image {}: {problem}", path.display());
-        let Some(processor) = &self.processor else {
-            return Err(at("the model has no vision tower; train one that has".into()));
+        let processor = match &self.eyes {
+            Eyes::Open { processor, .. } => processor,
+            Eyes::Shut(problem) => return Err(at(problem.clone())),
+            Eyes::None => {
+                return Err(at("the model has no vision tower; train one that has".into()));
+            }
         };
         let read = || {
             let mut bytes = Vec::new();

@@ -1,6 +1,6 @@
 //! The rows of a supervised run: conversations or codes, as token streams.
 
-use std::{collections::HashMap, path::Path};
+use std::collections::HashMap;
 
 use policy::{
     chat::{ChatFormat, ChatOptions},
@@ -36,12 +36,13 @@ impl Data {
     /// # Errors
     /// The first mistake, by file and line.
     pub fn read(recipe: &SftRecipe, config: &ModelConfig) -> Result<Self, RecipeError> {
-        let mut images = images_of(&recipe.model.path, config)?;
+        let mut images = Images::of_model(&recipe.model.path, config);
+        let longest = (recipe.training.max_length as usize).min(config.max_positions);
         let files = std::iter::once(&recipe.dataset).chain(&recipe.valid);
         let mut digits = None;
         let mut sets = match &recipe.prompt {
             None => {
-                let mut formats = Formats::new(recipe);
+                let mut formats = Formats::new(recipe, longest);
                 files
                     .map(|file| formats.examples(file, &mut images))
                     .collect::<Result<Vec<_>, _>>()?
@@ -51,7 +52,7 @@ impl Data {
                     &recipe.model.path,
                     &recipe.chat_template_kwargs,
                     prompt,
-                    recipe.training.max_length as usize,
+                    longest,
                 )?;
                 let mut sets = Vec::new();
                 for file in files {
@@ -65,15 +66,6 @@ impl Data {
         let valid = if sets.len() > 1 { sets.pop() } else { None };
         Ok(Self { train: sets.pop().unwrap_or_default(), valid, images, digits })
     }
-}
-
-/// The image store of a checkpoint of this shape.
-pub(crate) fn images_of(model: &Path, config: &ModelConfig) -> Result<Images, RecipeError> {
-    if config.vision().is_none() {
-        return Ok(Images::none());
-    }
-    Images::of_model(model)
-        .map_err(|error| RecipeError::Model { path: model.to_owned(), problem: error.to_string() })
 }
 
 /// Codes are equally long in every file of a run.
@@ -118,12 +110,14 @@ pub(crate) fn examples(
 /// One chat format a set of tools, as conversations bring their own.
 struct Formats<'a> {
     recipe: &'a SftRecipe,
+    /// The most ids that a row may have.
+    longest: usize,
     by_tools: HashMap<String, ChatFormat>,
 }
 
 impl<'a> Formats<'a> {
-    fn new(recipe: &'a SftRecipe) -> Self {
-        Self { recipe, by_tools: HashMap::new() }
+    fn new(recipe: &'a SftRecipe, longest: usize) -> Self {
+        Self { recipe, longest, by_tools: HashMap::new() }
     }
 
     fn examples(
@@ -154,11 +148,12 @@ impl<'a> Formats<'a> {
         // Without images a pad is an id like any other.
         let pad = format.image_pad().filter(|_| images.sees());
         let example = Example::placing(&row.ids, &row.scored, pad, &shown, images)?;
-        let longest = self.recipe.training.max_length as usize;
-        if example.ids.len() > longest {
+        if example.ids.len() > self.longest {
             return Err(format!(
-                "{} ids are more than training.max_length ({longest}); raise it or shorten the row",
-                example.ids.len()
+                "{} ids are more than training.max_length and the model allow ({}); raise it or shorten \
+                 the row",
+                example.ids.len(),
+                self.longest
             ));
         }
         Ok(example)
