@@ -232,6 +232,22 @@ fn a_round_that_stopped_anywhere_goes_on_bit_for_bit() {
     assert!(error.to_string().contains("had other rows, adapters or settings"), "{error}");
 }
 
+#[test]
+fn a_stopped_round_goes_on_at_the_learning_rates_that_it_would_have_had() {
+    let recipe = || {
+        let mut recipe = ppo_recipe(0);
+        recipe["training"]["lr_scheduler_type"] = json!("cosine");
+        recipe
+    };
+    let whole = tempfile::tempdir().expect("a directory");
+    run_ppo(whole.path(), &recipe(), PpoInputs::default(), false).expect("trains");
+    let dir = tempfile::tempdir().expect("a directory");
+    let until = PpoInputs { max_updates: Some(3), ..PpoInputs::default() };
+    run_ppo(dir.path(), &recipe(), until, false).expect("trains");
+    run_ppo(dir.path(), &recipe(), PpoInputs::default(), true).expect("goes on");
+    assert_eq!(left_behind(dir.path()), left_behind(whole.path()));
+}
+
 /// A checkpoint that writes digits, and an adapter over it: what rounds are sampled from.
 fn taught(dir: &Path) -> (PathBuf, PathBuf) {
     let (whole, lora) = (dir.join("whole"), dir.join("lora"));
