@@ -13,8 +13,8 @@ use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 use crate::{
     dataset::{self, DatasetOptions},
     plan::{describe, plan, plan_inputs},
-    recipe::PpoInputs,
     ppo::{self, PpoOptions},
+    recipe::PpoInputs,
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
     train::{
@@ -333,8 +333,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             Ok(())
         }
         Command::Plan { recipe, output, inputs } => {
-            let plan =
-                describe(&recipe, output.as_deref(), &inputs).map_err(Failure::mistake)?;
+            let plan = describe(&recipe, output.as_deref(), &inputs).map_err(Failure::mistake)?;
             let text = serde_json::to_string_pretty(&plan).map_err(Failure::fault)?;
             print_line(&text);
             Ok(())

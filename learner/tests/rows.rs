@@ -452,7 +452,8 @@ fn plans_say_what_would_be_done() {
     let output = dir.path().join("run");
     let plan = |recipe: &Value| {
         let path = written(dir.path(), recipe);
-        learner::plan::describe(&path, Some(&output), &PpoInputs::default()).map_err(|error| error.to_string())
+        learner::plan::describe(&path, Some(&output), &PpoInputs::default())
+            .map_err(|error| error.to_string())
     };
     let sft = plan(&sft_recipe(0)).expect("valid");
     assert_eq!((&sft["method"], &sft["derived"]["updates"]), (&json!("sft_rows"), &json!(6)));
