@@ -54,7 +54,7 @@ impl<'a> Convolution<'a> {
         }
     }
 
-    /// silu(Σ_j weight[j] · u[row − taps + 1 + j]).
+    /// `silu(Σ_j weight[j] · u[row − taps + 1 + j])`.
     pub(super) fn forward(&self, u: &Mat) -> Result<Mat, ModelError> {
         let mut out = Mat::zeros(u.rows, u.cols);
         let (rows, u) = (rows_per_task(u.cols), u.read()?);

@@ -42,7 +42,7 @@ pub(super) struct Chunk<'a> {
     /// D, zero above the diagonal.
     decay: Vec<f32>,
     keys: Packed,
-    /// k[i]·k[j].
+    /// `k[i]·k[j]`.
     overlap: Vec<f32>,
 }
 
@@ -193,7 +193,7 @@ impl<'a> Chunk<'a> {
         wanted
     }
 
-    /// q[i]·k[j], without the decay.
+    /// `q[i]·k[j]`, without the decay.
     fn scores(&self) -> Vec<f32> {
         product(&self.q, self.rows, &self.keys)
     }
