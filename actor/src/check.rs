@@ -71,9 +71,7 @@ fn first_images(spec: &EnvironmentSpec, task: &Task) -> Result<Vec<Image>, Failu
 }
 
 fn write_png(image: &Image, path: &Path) -> Result<(), Failure> {
-    let (width, height) = (image.width(), image.height());
-    let rgb = Rgb { width, height, pixels: image.pixels().to_vec() };
-    let bytes = rgb.to_png().map_err(Failure::fault)?;
+    let bytes = Rgb::from(image).to_png().map_err(Failure::fault)?;
     let wrong = |e| Failure::Mistake(format!("--images: {}: {e}", path.display()));
     std::fs::write(path, bytes).map_err(wrong)
 }

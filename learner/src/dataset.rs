@@ -151,9 +151,7 @@ impl ImageFolder {
 
 /// Writes an image that a person, or any other program, can look at.
 fn write_png(image: &Image, path: &Path) -> Result<(), Failure> {
-    let (width, height) = (image.width(), image.height());
-    let rgb = Rgb { width, height, pixels: image.pixels().to_vec() };
-    let bytes = rgb.to_png().map_err(Failure::fault)?;
+    let bytes = Rgb::from(image).to_png().map_err(Failure::fault)?;
     fs::write(path, bytes).map_err(|e| Failure::Fault(format!("{}: {e}", path.display())))
 }
 

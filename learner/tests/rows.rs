@@ -472,6 +472,8 @@ fn plans_say_what_would_be_done() {
     let mut none = ppo_recipe(0);
     let empty = tempfile::tempdir().expect("a directory");
     none["reference"]["path"] = json!(empty.path());
-    assert!(plan(&none).expect_err("no adapter").contains("has no adapter_config.json"));
+    let error = plan(&none).expect_err("no adapter");
+    let says = error.starts_with("reference.path") && error.contains("adapter_config.json");
+    assert!(says && error.ends_with("name a PEFT adapter's directory"), "{error}");
     assert!(!output.exists());
 }

@@ -114,7 +114,7 @@ pub fn run(
     let mut run = Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics };
     let before = run.greedy()?;
     if let Some(accuracy) = &before {
-        progress.note(&format!("before: {}", shown(accuracy)));
+        progress.note(&format!("before: greedy {accuracy}"));
     }
     let started = Instant::now();
     let ended = match plan.recipe.rollouts {
@@ -124,7 +124,7 @@ pub fn run(
     let seconds = started.elapsed().as_secs_f64();
     let after = run.greedy()?;
     if let Some(accuracy) = &after {
-        progress.note(&format!("after: {}", shown(accuracy)));
+        progress.note(&format!("after: greedy {accuracy}"));
     }
     let sha256 = checkpoint_digests(&here).map_err(Failure::fault)?.all;
     let summary = PpoSummary {
@@ -141,13 +141,6 @@ pub fn run(
     };
     run.write_manifest(&summary)?;
     Ok(summary)
-}
-
-fn shown(accuracy: &Accuracy) -> String {
-    format!(
-        "greedy digits {:.4}, codes {:.4} right of {} held-out rows",
-        accuracy.digit_acc, accuracy.code_acc, accuracy.rows
-    )
 }
 
 /// A run in progress.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use policy::model::{Checkpoint, CheckpointDigests, LoraConfig, checkpoint_digests};
+use policy::model::{Checkpoint, CheckpointDigests};
 use protocol::Digest;
 use serde_json::{Value, json};
 
@@ -168,18 +168,8 @@ fn identity(recipe: &PpoRecipe, images: &Images) -> Digest {
 
 /// An adapter's directory is the frozen one, and belongs to the checkpoint as far as its settings tell.
 fn check_adapter(adapter: &Frozen, checkpoint: &Checkpoint) -> Result<(), RecipeError> {
-    let wrong = |problem: String, remedy: &str| {
-        let field = format!("{}.path", adapter.field);
-        RecipeError::conflict(&field, format!("{} {problem}", adapter.path.display()), remedy)
-    };
-    let config = adapter.path.join("adapter_config.json");
-    if !config.is_file() {
-        return Err(wrong("has no adapter_config.json".into(), "name a PEFT adapter's directory"));
-    }
-    let digests = checkpoint_digests(&adapter.path)
-        .map_err(|error| wrong(format!("cannot be read: {error}"), "name another"))?;
-    adapter.verify(digests.all)?;
-    LoraConfig::read_peft(&config)
-        .and_then(|lora| lora.check_fits(checkpoint.config()))
-        .map_err(|error| wrong(format!("does not fit: {error}"), "name one of this model"))
+    adapter.verify_adapter()?.check_fits(checkpoint.config()).map_err(|error| {
+        let problem = format!("{} does not fit: {error}", adapter.path.display());
+        RecipeError::conflict(&format!("{}.path", adapter.field), problem, "name one of this model")
+    })
 }

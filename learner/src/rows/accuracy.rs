@@ -1,5 +1,7 @@
 //! How often a policy writes the right digits.
 
+use std::fmt;
+
 use policy::{
     model::{Adapter, Decoder},
     score::{ScoreConfig, log_probs},
@@ -19,6 +21,13 @@ pub struct Accuracy {
     pub code_acc: f64,
     /// Codes.
     pub rows: u64,
+}
+
+impl fmt::Display for Accuracy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { digit_acc, code_acc, rows } = self;
+        write!(f, "digits {digit_acc:.4}, codes {code_acc:.4} right of {rows} held-out rows")
+    }
 }
 
 /// Counts right digits and codes.

@@ -121,7 +121,7 @@ pub fn run(
     let mut run = Run { recipe, data, output, decoder, student };
     let before = run.measure()?;
     if let Measured::Accuracy(accuracy) = before {
-        progress.note(&format!("before: {}", shown(&accuracy)));
+        progress.note(&format!("before: {accuracy}"));
     }
     let started = Instant::now();
     let trained = run.train(interrupt, progress)?;
@@ -312,7 +312,7 @@ impl Run<'_> {
         self.save()?;
         if let Measured::Accuracy(accuracy) = measured {
             let valid = Valid { epoch, updates, accuracy };
-            progress.note(&format!("epoch {epoch}: {}", shown(&accuracy)));
+            progress.note(&format!("epoch {epoch}: {accuracy}"));
             progress.record("valid", &valid);
             let line = serde_json::to_string(&valid).map_err(Failure::fault)?;
             write(&self.output.join("valid.json"), format!("{line}\n").as_bytes())?;
@@ -335,13 +335,6 @@ impl Update {
             self.eta_seconds / 60.0,
         )
     }
-}
-
-fn shown(accuracy: &Accuracy) -> String {
-    format!(
-        "digits {:.4}, codes {:.4} right of {} held-out rows",
-        accuracy.digit_acc, accuracy.code_acc, accuracy.rows
-    )
 }
 
 fn io_fault(path: &Path, error: &std::io::Error) -> Failure {

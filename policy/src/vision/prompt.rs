@@ -114,9 +114,7 @@ impl PromptImages {
     }
 
     fn patches(&self, image: &Image) -> Result<Arc<Patches>, VisionError> {
-        let (width, height) = (image.width(), image.height());
-        let rgb = Rgb { width, height, pixels: image.pixels().to_vec() };
-        self.processor.patches(&rgb).map(Arc::new)
+        self.processor.patches(&Rgb::from(image)).map(Arc::new)
     }
 }
 

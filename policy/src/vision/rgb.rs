@@ -40,6 +40,13 @@ fn wrong(reason: impl std::fmt::Display) -> VisionError {
     VisionError::Image(text.lines().next().unwrap_or_default().chars().take(200).collect())
 }
 
+impl From<&protocol::Image> for Rgb {
+    fn from(image: &protocol::Image) -> Self {
+        let (width, height) = (image.width(), image.height());
+        Self { width, height, pixels: image.pixels().to_vec() }
+    }
+}
+
 impl Rgb {
     /// Decodes a PNG or JPEG file, whichever its content is. Of an animation it is the first frame;
     /// an orientation noted beside the pixels is not applied, as in PIL.
