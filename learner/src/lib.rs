@@ -13,6 +13,7 @@ pub mod local_actors;
 pub mod loss;
 pub mod plan;
 pub mod ppo;
+pub mod ranks;
 pub mod recipe;
 pub mod reward;
 pub mod rows;

@@ -11,6 +11,8 @@ pub enum Failure {
     Fault(String),
     /// The user asked it to stop. Exit status 130, as shells report an interrupt.
     Interrupted(String),
+    /// Another process has said why: only the exit status is passed on.
+    Said(u8),
 }
 
 impl Failure {
@@ -30,6 +32,7 @@ impl Failure {
             Self::Mistake(text) => (2, format!("error: {text}")),
             Self::Fault(text) => (1, format!("error: {text}")),
             Self::Interrupted(text) => (130, text.clone()),
+            Self::Said(status) => return ExitCode::from(*status),
         };
         // One line, whatever a library put into its message.
         eprintln!("{}", text.replace('\n', " "));
@@ -41,6 +44,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mistake(text) | Self::Fault(text) | Self::Interrupted(text) => f.write_str(text),
+            Self::Said(status) => write!(f, "exit status {status}"),
         }
     }
 }

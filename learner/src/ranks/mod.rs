@@ -1,0 +1,31 @@
+//! Ranks: the processes that share one training run, one for each device, started by torchrun, Slurm,
+//! MPI, Kubernetes or `--nproc-per-node`.
+//!
+//! Training knows only the [`Collective`]: sums over all ranks, one rank's bytes to all, everybody's
+//! bytes to everybody. Which ranks there are comes from the launcher's environment ([`Place`]), how
+//! they meet from [`rendezvous`], how bytes travel from [`TcpCollective`].
+
+mod collective;
+mod discovery;
+mod error;
+#[cfg(feature = "nccl")]
+mod nccl;
+mod rendezvous;
+mod session;
+mod share;
+mod spawn;
+mod tcp;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use collective::{Collective, Local, agree};
+pub use discovery::{Launcher, Place};
+pub use error::RankError;
+#[cfg(feature = "nccl")]
+pub use nccl::NcclCollective;
+pub use rendezvous::{Meeting, RankSecret, meet};
+pub use session::{Backend, RankOptions, Role, rank_failure};
+pub use share::{share, split_even};
+pub use tcp::{OnFailure, TcpCollective};

@@ -1,0 +1,187 @@
+//! How a program becomes one rank of a run: found by its launcher's variables, connected, and ended
+//! with one line when another rank fails.
+
+use std::{str::FromStr, time::Duration};
+
+use policy::device::DeviceChoice;
+use protocol::Digest;
+use terminal::{Failure, Interrupt};
+
+use super::{
+    Collective, Launcher, Meeting, Place, RankError, RankSecret, meet, rendezvous::SECRET, spawn,
+};
+
+/// What adds up gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// NCCL on CUDA devices where this program has it, else TCP.
+    #[default]
+    Auto,
+    /// Through rank 0, in the order of the ranks.
+    Tcp,
+    /// Between GPUs.
+    Nccl,
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "tcp" => Ok(Self::Tcp),
+            "nccl" if cfg!(feature = "nccl") => Ok(Self::Nccl),
+            "nccl" => Err("this program was built without NCCL: use tcp, or build with --features learner/nccl".into()),
+            _ => Err("not one of auto, tcp, nccl".into()),
+        }
+    }
+}
+
+/// What the command line says about ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankOptions {
+    /// Ranks to start on this machine.
+    pub nproc_per_node: Option<usize>,
+    /// What adds up gradients.
+    pub collective: Backend,
+    /// How long ranks have to find each other.
+    pub meeting: Duration,
+    /// The longest wait for a rank in one operation.
+    pub timeout: Duration,
+}
+
+impl Default for RankOptions {
+    fn default() -> Self {
+        Self {
+            nproc_per_node: None,
+            collective: Backend::Auto,
+            meeting: Duration::from_secs(300),
+            timeout: Duration::from_secs(1800),
+        }
+    }
+}
+
+/// What this process is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It started the ranks, which have all ended well: nothing is left to do.
+    Parent,
+    /// One rank of a run, perhaps the only one.
+    Rank(Place),
+}
+
+impl RankOptions {
+    /// Finds out which rank this is, or starts the ranks and waits for them.
+    ///
+    /// # Errors
+    /// Half of a launcher's variables, two launchers at once, ranks that end badly.
+    pub fn role(&self, interrupt: &Interrupt) -> Result<Role, Failure> {
+        let place = Place::discover().map_err(Failure::mistake)?;
+        match (self.nproc_per_node, place.launcher) {
+            (Some(count), None) => spawn::run(count, interrupt).map(|()| Role::Parent),
+            (Some(_), Some(launcher)) if launcher != Launcher::Rollcall => {
+                Err(Failure::Mistake(format!(
+                    "--nproc-per-node: {} has started the ranks already; leave it out",
+                    launcher.name()
+                )))
+            }
+            _ => {
+                spawn::follow_parent();
+                Ok(Role::Rank(place))
+            }
+        }
+    }
+
+    /// Meets the other ranks of `run`: everything that all ranks must have in common.
+    ///
+    /// # Errors
+    /// Ranks that do not come, are refused, or cannot be summed over as asked.
+    pub fn connect(
+        &self,
+        place: &Place,
+        run: Digest,
+        device: DeviceChoice,
+    ) -> Result<Box<dyn Collective>, Failure> {
+        let secret = std::env::var(SECRET).ok();
+        let secret = RankSecret::choose(place, secret).map_err(Failure::mistake)?;
+        if place.world > 1 {
+            tracing::info!("{place}");
+        }
+        let silent = place.rank > 0 && place.one_machine;
+        let meeting = Meeting {
+            place: place.clone(),
+            secret,
+            run,
+            deadline: self.meeting,
+            timeout: self.timeout,
+            on_failure: Box::new(move |error| end(error, silent)),
+        };
+        let ranks = meet(meeting).map_err(failure)?;
+        self.backend(ranks, device)
+    }
+
+    #[cfg(feature = "nccl")]
+    fn backend(
+        &self,
+        ranks: Box<dyn Collective>,
+        device: DeviceChoice,
+    ) -> Result<Box<dyn Collective>, Failure> {
+        match (self.collective, device) {
+            (Backend::Auto, DeviceChoice::Cuda(_)) if ranks.world() == 1 => Ok(ranks),
+            (Backend::Auto | Backend::Nccl, DeviceChoice::Cuda(index)) => {
+                let nccl = super::NcclCollective::over(ranks, index).map_err(Failure::mistake)?;
+                Ok(Box::new(nccl))
+            }
+            (Backend::Nccl, device) => Err(Failure::Mistake(format!(
+                "--collective nccl needs CUDA devices, and this rank computes on {device}"
+            ))),
+            _ => Ok(ranks),
+        }
+    }
+
+    #[cfg(not(feature = "nccl"))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps, reason = "as with NCCL")]
+    fn backend(
+        &self,
+        ranks: Box<dyn Collective>,
+        _: DeviceChoice,
+    ) -> Result<Box<dyn Collective>, Failure> {
+        Ok(ranks)
+    }
+}
+
+/// Whose fault it is that ranks do not meet.
+fn failure(error: RankError) -> Failure {
+    match error {
+        RankError::Missing { .. }
+        | RankError::NoRoot { .. }
+        | RankError::Refused { .. }
+        | RankError::Listen { .. } => Failure::mistake(error),
+        _ => Failure::fault(error),
+    }
+}
+
+/// Ends this process because of another rank. The main thread may be in the middle of a long
+/// computation, or about to say the same: it gets a moment for an orderly end.
+fn end(error: &RankError, silent: bool) {
+    let error = error.clone();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(5));
+        let failure = if silent { Failure::Said(1) } else { Failure::fault(error) };
+        failure.report();
+        std::process::exit(1);
+    });
+}
+
+/// How a rank's own end looks from a failed operation: the line is said once, by rank 0, where all
+/// ranks share a terminal.
+pub fn rank_failure(place: &Place, error: RankError) -> Failure {
+    match error {
+        RankError::Ended(_) | RankError::Gone { .. } | RankError::Hangs { .. }
+            if place.rank > 0 && place.one_machine =>
+        {
+            Failure::Said(1)
+        }
+        error => Failure::fault(error),
+    }
+}

@@ -1,0 +1,125 @@
+//! `--nproc-per-node N`: this process starts N ranks of itself on this machine and waits for them.
+
+use std::{
+    os::unix::process::ExitStatusExt as _,
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use terminal::{Failure, Interrupt};
+
+use super::{
+    discovery::{OWN, RENDEZVOUS},
+    rendezvous::SECRET,
+};
+
+/// Set for ranks that are to end when their standard input does: when their parent is gone.
+const PARENT: &str = "ROLLCALL_RANK_PARENT";
+/// What the other ranks have to end by themselves once one has failed.
+const GRACE: Duration = Duration::from_secs(15);
+
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            if !matches!(child.try_wait(), Ok(Some(_))) {
+                drop(child.kill());
+                drop(child.wait());
+            }
+        }
+    }
+}
+
+/// Starts `count` ranks with this process's own arguments and waits until all have ended.
+///
+/// # Errors
+/// A rank cannot be started, or ended badly: the exit status of the first that did.
+pub(super) fn run(count: usize, interrupt: &Interrupt) -> Result<(), Failure> {
+    let program = std::env::current_exe()
+        .map_err(|e| Failure::Fault(format!("cannot find this program again: {e}")))?;
+    let mut secret = [0u8; 16];
+    getrandom::fill(&mut secret).map_err(Failure::fault)?;
+    let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map_err(|e| Failure::Fault(format!("no port on the loopback interface: {e}")))?
+        .port();
+    let mut ranks = Ranks(Vec::new());
+    for rank in 0..count {
+        let number = rank.to_string();
+        let mut command = Command::new(&program);
+        command
+            .args(std::env::args_os().skip(1))
+            .env(OWN[0], &number)
+            .env(OWN[1], count.to_string())
+            .env(OWN[2], &number)
+            .env(RENDEZVOUS, format!("127.0.0.1:{port}"))
+            .env(SECRET, &secret)
+            .env(PARENT, "1")
+            .stdin(Stdio::piped());
+        let child = command
+            .spawn()
+            .map_err(|e| Failure::Fault(format!("cannot start rank {rank}: {e}")))?;
+        ranks.0.push(child);
+    }
+    wait(&mut ranks, interrupt)
+}
+
+fn wait(ranks: &mut Ranks, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut ended: Vec<Option<ExitStatus>> = vec![None; ranks.0.len()];
+    let mut failed: Option<(usize, ExitStatus, Instant)> = None;
+    let mut told = false;
+    loop {
+        for (rank, child) in ranks.0.iter_mut().enumerate() {
+            if ended[rank].is_none() {
+                ended[rank] = child.try_wait().map_err(Failure::fault)?;
+                if let Some(status) = ended[rank]
+                    && !status.success()
+                    && failed.is_none()
+                {
+                    failed = Some((rank, status, Instant::now()));
+                }
+            }
+        }
+        if ended.iter().all(Option::is_some) {
+            break;
+        }
+        if interrupt.raised() && !told {
+            // Ctrl-C reaches them by themselves; SIGTERM reaches only this process.
+            told = true;
+            for child in &ranks.0 {
+                if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+                    let _ = kill_process(pid, Signal::TERM);
+                }
+            }
+        }
+        if failed.is_some_and(|(_, _, since)| since.elapsed() > GRACE) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    match failed {
+        None => Ok(()),
+        Some((rank, status, _)) => Err(match (status.signal(), status.code()) {
+            (Some(signal), _) => {
+                Failure::Fault(format!("rank {rank} was ended by signal {signal}"))
+            }
+            // It has said why.
+            (_, code) => Failure::Said(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
+        }),
+    }
+}
+
+/// In a rank that `--nproc-per-node` started: ends it when its parent is gone, however it went.
+pub(super) fn follow_parent() {
+    if std::env::var_os(PARENT).is_none() {
+        return;
+    }
+    std::thread::spawn(|| {
+        let ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        drop(ended);
+        std::process::exit(1);
+    });
+}
