@@ -18,6 +18,7 @@ mod tcp;
 mod wire;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::cast_possible_wrap)]
 mod tests;
 
 pub use collective::{Collective, Local, agree};

@@ -163,11 +163,15 @@ impl TcpCollective {
         };
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(failure) = self.state.failure() {
-                return Err(failure);
+            // What has come counts, even where its sender has ended since.
+            while let Ok((at, frame)) = self.inbox.try_recv() {
+                self.pending[at].push_back(frame);
             }
             if self.pending.iter().all(|frames| !frames.is_empty()) {
                 break;
+            }
+            if let Some(failure) = self.state.failure() {
+                return Err(failure);
             }
             match self.inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok((at, frame)) => self.pending[at].push_back(frame),
