@@ -3,17 +3,19 @@
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::{Args, Parser, Subcommand};
 use policy::device::DeviceChoice;
-use protocol::Split;
+use protocol::{Digest, Split};
 use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
 use crate::{
     dataset::{self, DatasetOptions},
     plan::{describe, plan, plan_inputs},
     ppo::{self, PpoOptions},
+    ranks::{Backend, Place, RankOptions, Ranks, Role},
     recipe::PpoInputs,
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
@@ -49,6 +51,8 @@ enum Command {
         /// Print one JSON object a line.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        ranks: RankArguments,
     },
     /// Rounds of PPO on rows of sampled codes with advantages, from a file or sampled here.
     ///
@@ -62,6 +66,8 @@ enum Command {
         /// Print one JSON object a line; the last has status, updates, stats, rounds and accuracy.
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        ranks: RankArguments,
     },
     /// Train online with GRPO, PPO and their kin, on episodes that actors play.
     Train {
@@ -198,6 +204,66 @@ enum Command {
     },
 }
 
+/// Ranks of one run, one for each device. Under torchrun, Slurm, MPI or Kubernetes they are found by
+/// themselves.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Ranks")]
+struct RankArguments {
+    /// Start so many ranks on this machine, one for each device.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    nproc_per_node: Option<u16>,
+    /// What sums gradients over ranks: auto (NCCL between CUDA devices where it was built in), tcp, nccl.
+    #[arg(long, default_value = "auto")]
+    collective: Backend,
+    /// Seconds that ranks have to find each other.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    rendezvous_seconds: u64,
+    /// Seconds that ranks wait for another in one step before they end the run.
+    #[arg(long, default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    rank_timeout_seconds: u64,
+}
+
+/// This process as one rank of a run.
+struct Rank {
+    options: RankOptions,
+    place: Place,
+    device: DeviceChoice,
+}
+
+impl RankArguments {
+    /// Which rank this is; nothing where it has started the ranks and they have ended well.
+    fn rank(
+        self,
+        interrupt: &Interrupt,
+        device: DeviceChoice,
+    ) -> Result<Option<Rank>, Failure> {
+        let options = RankOptions {
+            nproc_per_node: self.nproc_per_node.map(usize::from),
+            collective: self.collective,
+            meeting: Duration::from_secs(self.rendezvous_seconds),
+            timeout: Duration::from_secs(self.rank_timeout_seconds),
+        };
+        Ok(match options.role(interrupt)? {
+            Role::Parent => None,
+            Role::Rank(place) => {
+                let device = device.of_rank(place.local_rank);
+                Some(Rank { options, place, device })
+            }
+        })
+    }
+}
+
+impl Rank {
+    /// Only rank 0 speaks.
+    fn audience(&self, json: bool) -> Audience {
+        if self.place.rank == 0 { audience(json) } else { Audience::Nobody }
+    }
+
+    fn meet(&self, run: Digest) -> Result<Ranks, Failure> {
+        self.options.connect(&self.place, run, self.device)
+    }
+}
+
 /// Where to compute, where to listen, and which actors to start.
 #[derive(Debug, Args)]
 struct NetworkArguments {
@@ -254,11 +320,14 @@ impl NetworkArguments {
 /// Whatever ends it before its work is done.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
-        Command::Sft { recipe, output, device, json } => {
+        Command::Sft { recipe, output, device, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
-            let mut progress = Progress::new(audience(json));
-            let options = SftOptions { output, device };
-            let summary = sft::run(&recipe, &options, &interrupt, &mut progress)?;
+            let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };
+            let mut progress = Progress::new(rank.audience(json));
+            let options = SftOptions { output, device: rank.device };
+            let summary = sft::run(&recipe, &options, &interrupt, &mut progress, |run| {
+                rank.meet(run)
+            })?;
             progress.record("end", &summary);
             if progress.for_person() {
                 progress.note(&format!(
@@ -273,10 +342,13 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Ppo { recipe, options, json } => {
+        Command::Ppo { recipe, options, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
-            let mut progress = Progress::new(audience(json));
-            let summary = ppo::run(&recipe, &options, &interrupt, &mut progress)?;
+            let Some(rank) = ranks.rank(&interrupt, options.device)? else { return Ok(()) };
+            let mut progress = Progress::new(rank.audience(json));
+            let options = PpoOptions { device: rank.device, ..options };
+            let meet = |run| rank.meet(run);
+            let summary = ppo::run(&recipe, &options, &interrupt, &mut progress, meet)?;
             progress.record("end", &summary);
             if progress.for_person() {
                 progress.note(&format!(
@@ -407,14 +479,14 @@ fn audit(
     }
 }
 
-fn digest(path: &Path) -> Result<protocol::Digest, Failure> {
+fn digest(path: &Path) -> Result<Digest, Failure> {
     if path.is_dir() {
         let digests = policy::model::checkpoint_digests(path).map_err(Failure::mistake)?;
         return Ok(digests.all);
     }
     let bytes =
         std::fs::read(path).map_err(|e| Failure::Mistake(format!("{}: {e}", path.display())))?;
-    Ok(protocol::Digest::of(&bytes))
+    Ok(Digest::of(&bytes))
 }
 
 /// The table at the end of a run.

@@ -9,6 +9,7 @@ use std::{
 
 use learner::{
     ppo::{self, PpoOptions, PpoSummary},
+    ranks::Ranks,
     recipe::PpoInputs,
     sft::{self, SftOptions, SftSummary},
 };
@@ -77,7 +78,11 @@ fn written(dir: &Path, recipe: &Value) -> PathBuf {
 fn run_sft(dir: &Path, recipe: &Value) -> Result<SftSummary, Failure> {
     let options = SftOptions { output: Some(dir.join("run")), device: DeviceChoice::Cpu };
     let mut progress = Progress::new(Audience::Machine);
-    sft::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress)
+    sft::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress, alone)
+}
+
+fn alone(_: Digest) -> Result<Ranks, Failure> {
+    Ok(Ranks::alone())
 }
 
 fn run_ppo(
@@ -89,7 +94,7 @@ fn run_ppo(
     let output = Some(dir.join("run"));
     let options = PpoOptions { inputs, output, resume, device: DeviceChoice::Cpu };
     let mut progress = Progress::new(Audience::Machine);
-    ppo::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress)
+    ppo::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress, alone)
 }
 
 fn lines(path: &Path) -> Vec<Value> {

@@ -16,6 +16,8 @@ pub enum Audience {
     Person,
     /// A program: JSON lines on standard output, nothing else there.
     Machine,
+    /// Nobody: another process of the same run speaks.
+    Nobody,
 }
 
 /// Shows progress to one [`Audience`].
@@ -36,13 +38,14 @@ impl Progress {
             (Some(bar), _) => bar.println(text),
             (None, Audience::Person) => print_line(text),
             (None, Audience::Machine) => drop(writeln!(io::stderr(), "{text}")),
+            (None, Audience::Nobody) => {}
         }
     }
 
     /// Starts counting to `total` of something named `what`.
     pub fn start(&mut self, what: &str, total: u64) {
         self.end();
-        if self.audience == Audience::Machine || !io::stdout().is_terminal() {
+        if self.audience != Audience::Person || !io::stdout().is_terminal() {
             return;
         }
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout());
@@ -64,6 +67,7 @@ impl Progress {
             }
             (None, Audience::Person) => print_line(line),
             (None, Audience::Machine) => self.record(event, record),
+            (None, Audience::Nobody) => {}
         }
     }
 

@@ -32,7 +32,8 @@ use self::{
     state::{ADAPTER, Stopped, load_policy, save_place, save_policy},
 };
 use crate::{
-    recipe::{PpoInputs, RolloutSettings, Sampled},
+    ranks::Ranks,
+    recipe::{PpoInputs, PpoSettings, RolloutSettings, Sampled},
     rows::{Accuracy, Example, Images, peak_memory_gib},
     sft::{load_dtype, plan::images_record, write},
 };
@@ -79,18 +80,31 @@ pub struct PpoSummary {
     pub sha256: Digest,
 }
 
-/// Trains by a recipe.
+/// Trains by a recipe, with the ranks that `meet` finds for a run of this digest.
 ///
 /// # Errors
-/// A mistake in recipe, data or paths; a failing device.
+/// A mistake in recipe, data or paths; a failing device or rank.
 pub fn run(
     path: &Path,
     options: &PpoOptions,
     interrupt: &Interrupt,
     progress: &mut Progress,
+    meet: impl FnOnce(Digest) -> Result<Ranks, Failure>,
 ) -> Result<PpoSummary, Failure> {
-    let mut plan = PpoPlan::read(path, &options.inputs, options.output.as_deref(), options.resume)
+    let plan = PpoPlan::read(path, &options.inputs, options.output.as_deref(), options.resume)
         .map_err(Failure::mistake)?;
+    let mut ranks = meet(plan.identity)?;
+    let result = train(plan, options, interrupt, progress, &mut ranks);
+    ranks.finish(result)
+}
+
+fn train(
+    mut plan: PpoPlan,
+    options: &PpoOptions,
+    interrupt: &Interrupt,
+    progress: &mut Progress,
+    ranks: &mut Ranks,
+) -> Result<PpoSummary, Failure> {
     let images = std::mem::replace(&mut plan.images, Images::none());
     let stopped = options.resume.then(|| Stopped::read(&plan.output)).transpose()?;
     if let Some(stopped) = &stopped {
@@ -106,12 +120,17 @@ pub fn run(
     let (adapter, optimizer) = load_policy(from, &decoder, &training.optimizer)?;
     let reference =
         Adapter::load_peft(&plan.recipe.reference.path, &decoder).map_err(Failure::mistake)?;
-    fs::create_dir_all(&plan.output)
-        .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
-    let path = plan.output.join("metrics.jsonl");
-    let metrics = fs::OpenOptions::new().create(true).append(true).open(&path);
-    let metrics = metrics.map_err(|e| Failure::Fault(format!("{}: {e}", path.display())))?;
-    let mut run = Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics };
+    let mut metrics = None;
+    if ranks.leads() {
+        fs::create_dir_all(&plan.output)
+            .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
+        let path = plan.output.join("metrics.jsonl");
+        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
+        let fault = |e| Failure::Fault(format!("{}: {e}", path.display()));
+        metrics = Some(file.map_err(fault)?);
+    }
+    let mut run =
+        Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics, ranks };
     let before = run.greedy()?;
     if let Some(accuracy) = &before {
         progress.note(&format!("before: greedy {accuracy}"));
@@ -139,7 +158,9 @@ pub fn run(
         adapter: here,
         sha256,
     };
-    run.write_manifest(&summary)?;
+    if run.ranks.leads() {
+        run.write_manifest(&summary)?;
+    }
     Ok(summary)
 }
 
@@ -151,7 +172,9 @@ struct Run<'a> {
     adapter: Adapter,
     optimizer: Optimizer,
     reference: Adapter,
-    metrics: File,
+    /// At rank 0.
+    metrics: Option<File>,
+    ranks: &'a mut Ranks,
 }
 
 #[derive(Default)]
@@ -176,7 +199,7 @@ impl<'a> Run<'a> {
             Some(stopped) => (stopped.anchors, stopped.place),
             None => (self.anchors(&plan.examples, &sampled)?, Place::default()),
         };
-        let total = plan.recipe.training.updates(plan.rows.len());
+        let total = self.settings().updates(plan.rows.len());
         if place.updates >= total {
             return Err(complete(&plan.output, &format!("{total} updates")));
         }
@@ -184,11 +207,13 @@ impl<'a> Run<'a> {
         let started = Instant::now();
         self.round(&plan.examples, &sampled, &anchors, &mut place, interrupt, progress, "")?;
         progress.end();
-        let policy = self.save()?;
-        save_place(&plan.output, 0, &place, &anchors, self.plan.identity, policy)?;
+        if self.ranks.leads() {
+            let policy = self.save()?;
+            save_place(&plan.output, 0, &place, &anchors, self.plan.identity, policy)?;
+        }
         let rows = RoundRows { examples: &plan.examples, sampled: &sampled, images: &self.images };
         let stats = RoundStats::new(&place, &anchors, &rows, started.elapsed().as_secs_f64());
-        write_stats(&plan.output, &stats)?;
+        self.write_stats(&plan.output, &stats)?;
         Ok(Ended {
             interrupted: place.updates < total,
             updates: place.updates,
@@ -217,22 +242,22 @@ impl<'a> Run<'a> {
         for round in first..u64::from(rollouts.rounds) {
             let started = Instant::now();
             sampler.set_policy(&self.adapter)?;
-            let (tasks, codes) = sample_codes(plan, &mut sampler, &self.images, round)?;
+            let (tasks, codes) = sample_codes(plan, &mut sampler, &self.images, round, self.ranks)?;
             let dir = plan.output.join("rounds").join((round + 1).to_string());
             let SampledRound { examples, sampled, record } =
-                sample_round(plan, &mut self.images, &codes, &tasks, round, &dir)?;
+                sample_round(plan, &mut self.images, &codes, &tasks, round, &dir, self.ranks)?;
             let anchors = self.anchors(&examples, &sampled)?;
             let mut place = Place::default();
             let what = format!("round {}/{}  ", round + 1, rollouts.rounds);
             let training = Instant::now();
             self.round(&examples, &sampled, &anchors, &mut place, interrupt, progress, &what)?;
-            if interrupt.raised() && place.updates < plan.recipe.training.updates(examples.len()) {
+            if place.updates < self.settings().updates(examples.len()) {
                 ended.interrupted = true;
                 break;
             }
             let rows = RoundRows { examples: &examples, sampled: &sampled, images: &self.images };
             let stats = RoundStats::new(&place, &anchors, &rows, training.elapsed().as_secs_f64());
-            write_stats(&dir, &stats)?;
+            self.write_stats(&dir, &stats)?;
             self.save_round(round + 1)?;
             let line = format!(
                 "{what}reward {:.4}  malformed {}  pg {:+.4}  kl {:.4}  {:.0} s",
@@ -247,7 +272,7 @@ impl<'a> Run<'a> {
             ended.updates = place.updates;
             ended.stats = Some(stats);
             ended.rounds.push(record);
-            if interrupt.raised() {
+            if self.ranks.decided(interrupt.raised())? {
                 ended.interrupted = round + 1 < u64::from(rollouts.rounds);
                 break;
             }
@@ -260,16 +285,17 @@ impl<'a> Run<'a> {
             (self.adapter, self.optimizer) = load_policy(&dir, &self.decoder, optimizer)?;
         }
         if let Some(stats) = &ended.stats {
-            write_stats(&plan.output, stats)?;
+            self.write_stats(&plan.output, stats)?;
         }
         Ok(ended)
     }
 
-    fn anchors(&self, examples: &[Example], sampled: &[Sampled]) -> Result<Anchors, Failure> {
+    fn anchors(&mut self, examples: &[Example], sampled: &[Sampled]) -> Result<Anchors, Failure> {
         let rows = RoundRows { examples, sampled, images: &self.images };
         // No gradients: twice the rows fit.
         let batch = 2 * self.plan.recipe.training.per_device_train_batch_size as usize;
-        Anchors::compute(&self.decoder, &self.adapter, &self.reference, &rows, batch)
+        let (adapter, reference) = (&self.adapter, &self.reference);
+        Anchors::compute(&self.decoder, adapter, reference, &rows, batch, self.ranks)
     }
 
     #[allow(clippy::too_many_arguments, reason = "a round's parts, used once each")]
@@ -283,7 +309,7 @@ impl<'a> Run<'a> {
         progress: &Progress,
         what: &str,
     ) -> Result<(), Failure> {
-        let settings = &self.plan.recipe.training;
+        let settings = &self.settings();
         let round = Round {
             decoder: &self.decoder,
             rows: RoundRows { examples, sampled, images: &self.images },
@@ -302,7 +328,9 @@ impl<'a> Run<'a> {
             record["seconds_per_update"] = json!(each);
             record["eta_seconds"] = json!(eta);
             record["peak_memory_gib"] = json!(peak);
-            writeln!(metrics, "{record}").map_err(Failure::fault)?;
+            if let Some(metrics) = metrics {
+                writeln!(metrics, "{record}").map_err(Failure::fault)?;
+            }
             let peak = peak.map_or_else(String::new, |it| format!("  peak {it:.1} GiB"));
             let line = format!(
                 "{what}update {}/{total}  pg {:+.4}  kl {:.4}  clipped {:.3}  grad {:.3}  \
@@ -321,16 +349,17 @@ impl<'a> Run<'a> {
             }
             Ok(())
         };
-        round.train(&mut self.adapter, &mut self.optimizer, place, interrupt, &mut report)
+        let (adapter, optimizer) = (&mut self.adapter, &mut self.optimizer);
+        round.train(adapter, optimizer, place, interrupt, self.ranks, &mut report)
     }
 
     /// Greedy accuracy on the validation rows, where there are any.
-    fn greedy(&self) -> Result<Option<Accuracy>, Failure> {
+    fn greedy(&mut self) -> Result<Option<Accuracy>, Failure> {
         let Some((rows, examples)) = &self.plan.valid else { return Ok(None) };
         let mut sampler = self.sampler()?;
         sampler.set_policy(&self.adapter)?;
         let codes: Vec<&str> = rows.iter().map(|row| row.code.as_str()).collect();
-        sampler.greedy_accuracy(examples, &self.images, &codes).map(Some)
+        sampler.greedy_accuracy(examples, &self.images, &codes, self.ranks).map(Some)
     }
 
     fn sampler(&self) -> Result<CodeSampler<'a>, Failure> {
@@ -346,6 +375,9 @@ impl<'a> Run<'a> {
     }
 
     fn save_round(&self, rounds: u64) -> Result<(), Failure> {
+        if !self.ranks.leads() {
+            return Ok(());
+        }
         let policy = self.save()?;
         let (place, anchors) =
             (Place::default(), Anchors { old: Vec::new(), reference: Vec::new() });
@@ -353,7 +385,23 @@ impl<'a> Run<'a> {
     }
 
     fn metric(&mut self, record: &Value) -> Result<(), Failure> {
-        writeln!(self.metrics, "{record}").map_err(Failure::fault)
+        match &mut self.metrics {
+            Some(metrics) => writeln!(metrics, "{record}").map_err(Failure::fault),
+            None => Ok(()),
+        }
+    }
+
+    /// How a round is trained, with the micro-batches of all ranks as one.
+    fn settings(&self) -> PpoSettings {
+        self.plan.recipe.training.over_ranks(self.ranks.world())
+    }
+
+    fn write_stats(&self, dir: &Path, stats: &RoundStats) -> Result<(), Failure> {
+        if !self.ranks.leads() {
+            return Ok(());
+        }
+        let line = serde_json::to_string(stats).map_err(Failure::fault)?;
+        write(&dir.join("stats.json"), format!("{line}\n").as_bytes())
     }
 
     fn write_manifest(&self, summary: &PpoSummary) -> Result<(), Failure> {
@@ -381,7 +429,3 @@ fn complete(output: &Path, what: &str) -> Failure {
     ))
 }
 
-fn write_stats(dir: &Path, stats: &RoundStats) -> Result<(), Failure> {
-    let line = serde_json::to_string(stats).map_err(Failure::fault)?;
-    write(&dir.join("stats.json"), format!("{line}\n").as_bytes())
-}

@@ -15,7 +15,8 @@ use super::{
 use crate::{
     advantage::group_advantages,
     files::write_atomic,
-    recipe::{CodeReward, CodeRow, Columns, Frozen, RolloutSettings, Sampled, read_code_rows},
+    ranks::{Ranks, split_even},
+    recipe::{CodeReward, CodeRow, Columns, Frozen, RolloutSettings, Sampled, parse_code_rows},
     rows::{Example, Images, Scored},
     sft::{data::examples, train::epoch_order},
 };
@@ -64,7 +65,7 @@ fn tasks_of(round: u64, seed: u64, rows: usize, settings: &RolloutSettings) -> V
         .collect()
 }
 
-/// Samples round `round` (from 0) into `dir`, which is made.
+/// The rows of round `round` (from 0), which rank 0 writes into `dir`; it is made.
 ///
 /// # Errors
 /// The directory cannot be written to, or a failing device.
@@ -75,6 +76,7 @@ pub fn sample_round(
     tasks: &[usize],
     round: u64,
     dir: &Path,
+    ranks: &Ranks,
 ) -> Result<SampledRound, Failure> {
     let rollouts =
         plan.recipe.rollouts.ok_or_else(|| Failure::Fault("the recipe samples nothing".into()))?;
@@ -108,10 +110,12 @@ pub fn sample_round(
     }
     record.reward /= record.codes.max(1) as f64;
     record.mixed_groups /= record.tasks.max(1) as f64;
-    std::fs::create_dir_all(dir)
-        .map_err(|error| Failure::Fault(format!("{}: {error}", dir.display())))?;
     let path = dir.join("train.jsonl");
-    write_atomic(&path, text.as_bytes(), false).map_err(Failure::fault)?;
+    if ranks.leads() {
+        std::fs::create_dir_all(dir)
+            .map_err(|error| Failure::Fault(format!("{}: {error}", dir.display())))?;
+        write_atomic(&path, text.as_bytes(), false).map_err(Failure::fault)?;
+    }
     if text.is_empty() {
         return Err(Failure::Fault(format!(
             "round {}: the policy wrote no code at all; train it with learner sft first",
@@ -120,14 +124,15 @@ pub fn sample_round(
     }
     // Read back, so that the round is that of its file.
     let file = Frozen { field: "rows".into(), path, sha256: Digest::of(text.as_bytes()) };
-    let rows = read_code_rows(&file, Columns::Round).map_err(Failure::fault)?;
+    let rows =
+        parse_code_rows(text.as_bytes(), &file.path, Columns::Round).map_err(Failure::fault)?;
     let examples =
         examples(&file, &rows, &plan.format, images, Scored::Code).map_err(Failure::fault)?;
     let sampled = rows.iter().filter_map(|row| row.scored).collect();
     Ok(SampledRound { examples, sampled, record })
 }
 
-/// The tasks of a round, and codes for them.
+/// The tasks of a round, and codes for them: each rank samples for a part of the tasks.
 ///
 /// # Errors
 /// As [`CodeSampler::sample`].
@@ -136,19 +141,31 @@ pub fn sample_codes(
     sampler: &mut CodeSampler<'_>,
     images: &Images,
     round: u64,
+    ranks: &mut Ranks,
 ) -> Result<(Vec<usize>, Vec<Vec<SampledCode>>), Failure> {
     let rollouts =
         plan.recipe.rollouts.ok_or_else(|| Failure::Fault("the recipe samples nothing".into()))?;
     let tasks = tasks_of(round, plan.recipe.seed, plan.rows.len(), &rollouts);
     let examples: Vec<&Example> =
         tasks.iter().filter_map(|task| plan.examples.get(*task)).collect();
+    let mine = split_even(examples.len(), ranks.rank(), ranks.world());
     let how = SamplingPlan {
+        first: mine.start as u64,
         generations: rollouts.num_generations,
         temperature: rollouts.temperature,
         run: RunId(plan.identity),
         round,
     };
-    let codes = sampler.sample(&examples, images, &how)?;
+    let mut codes = sampler.sample(&examples[mine], images, &how)?;
+    if ranks.world() > 1 {
+        let bytes = serde_json::to_vec(&codes).map_err(Failure::fault)?;
+        codes = Vec::with_capacity(tasks.len());
+        for bytes in ranks.all_gather(&bytes)? {
+            let part: Vec<Vec<SampledCode>> =
+                serde_json::from_slice(&bytes).map_err(Failure::fault)?;
+            codes.extend(part);
+        }
+    }
     Ok((tasks, codes))
 }
 

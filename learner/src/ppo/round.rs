@@ -6,10 +6,12 @@ use policy::{
     model::{Adapter, Decoder},
     score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
 };
+use protocol::Digest;
 use serde::Serialize;
 use terminal::{Failure, Interrupt};
 
 use crate::{
+    ranks::{self, Ranks, gradients, split_even},
     loss::{Advantage, Aggregation, Denominator, LossRow, StepTotals, policy_loss},
     recipe::{PpoSettings, Sampled},
     rows::{Example, Images, batches, four_places, shared_batch},
@@ -48,9 +50,11 @@ impl Anchors {
         reference: &Adapter,
         rows: &RoundRows<'_>,
         batch_size: usize,
+        ranks: &mut Ranks,
     ) -> Result<Self, Failure> {
         let mut anchors = Self { old: Vec::new(), reference: Vec::new() };
-        for batch in batches(rows.examples, batch_size) {
+        let mine = split_even(rows.examples.len(), ranks.rank(), ranks.world());
+        for batch in batches(&rows.examples[mine], batch_size) {
             let batch = Example::score_rows(&batch, rows.images).map_err(Failure::Fault)?;
             let batch = shared_batch(batch);
             for (adapter, all) in [(adapter, &mut anchors.old), (reference, &mut anchors.reference)]
@@ -59,7 +63,29 @@ impl Anchors {
                 all.extend(scores.map_err(Failure::fault)?.log_probs);
             }
         }
+        anchors.gather(rows.examples, ranks)?;
         Ok(anchors)
+    }
+
+    /// Puts together what each rank scored: its part of the rows, in the order of the ranks.
+    fn gather(&mut self, examples: &[Example], ranks: &mut Ranks) -> Result<(), Failure> {
+        if ranks.world() == 1 {
+            return Ok(());
+        }
+        for all in [&mut self.old, &mut self.reference] {
+            let bytes: Vec<u8> = all.iter().flatten().flat_map(|it| it.to_le_bytes()).collect();
+            let bytes = ranks.all_gather(&bytes)?.concat();
+            let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            let mut values = bytes.chunks_exact(4).map(float);
+            *all = examples
+                .iter()
+                .map(|row| {
+                    let digits = row.scored.iter().filter(|scored| **scored).count();
+                    values.by_ref().take(digits).collect()
+                })
+                .collect();
+        }
+        Ok(())
     }
 
     /// Mean of what the old policy gives a code's log-probability more than its sampler gave it, and mean
@@ -170,6 +196,7 @@ impl Round<'_> {
         optimizer: &mut Optimizer,
         place: &mut Place,
         interrupt: &Interrupt,
+        ranks: &mut Ranks,
         report: &mut dyn FnMut(&PpoUpdate) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let count = self.rows.examples.len();
@@ -177,7 +204,8 @@ impl Round<'_> {
         let whole = self.settings.whole_updates(count);
         let micro = self.settings.per_device_train_batch_size as usize;
         let accumulation = self.settings.gradient_accumulation_steps as usize;
-        while place.updates < total && !interrupt.raised() {
+        let mut stop = ranks.decided(interrupt.raised())?;
+        while place.updates < total && !stop {
             let (epoch, start) = (place.updates / each.max(1), place.updates % each.max(1));
             let order = epoch_order(self.seed, epoch, count);
             let micro_batches: Vec<&[usize]> = order.chunks(micro).collect();
@@ -186,11 +214,13 @@ impl Round<'_> {
                 place.epoch.clear();
             }
             for group in groups {
-                if place.updates >= total || interrupt.raised() {
+                if place.updates >= total || stop {
                     break;
                 }
                 let learning_rate = self.settings.optimizer.learning_rate_at(place.updates, whole);
-                let (stats, grad_norm) = self.update(adapter, optimizer, learning_rate, group)?;
+                let (stats, grad_norm) =
+                    self.update(adapter, optimizer, learning_rate, group, ranks)?;
+                stop = ranks.decided(interrupt.raised())?;
                 place.updates += 1;
                 let mean = |part: usize| {
                     stats.iter().map(|it| it[part]).sum::<f64>() / stats.len().max(1) as f64
@@ -210,7 +240,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// One update on some micro-batches. Each is a mean over its rows and weighs one part in
+    /// One update on some micro-batches, of which each rank computes a part. Each is a mean over its rows and weighs one part in
     /// `gradient_accumulation_steps`, however many there are.
     fn update(
         &self,
@@ -218,19 +248,27 @@ impl Round<'_> {
         optimizer: &mut Optimizer,
         learning_rate: f64,
         group: &[&[usize]],
+        ranks: &mut Ranks,
     ) -> Result<(Vec<MicroStats>, f64), Failure> {
         let share = 1.0 / f64::from(self.settings.gradient_accumulation_steps);
         let (mut stats, mut sum) = (Vec::new(), None::<Gradients>);
         for chosen in group {
-            let (micro, gradients) = self.micro_batch(adapter, chosen, share)?;
+            let (mut micro, gradients) = self.micro_batch(adapter, chosen, share, ranks)?;
+            ranks.all_reduce_wide(&mut micro)?;
             stats.push(micro);
-            match &mut sum {
-                None => sum = Some(gradients),
-                Some(sum) => sum.add(gradients),
+            match (&mut sum, gradients) {
+                (None, gradients) => sum = gradients,
+                (Some(sum), Some(gradients)) => sum.add(gradients),
+                (Some(_), None) => {}
             }
         }
+        let sum = gradients::summed(ranks, sum, adapter)?;
         let step = sum.map(|gradients| optimizer.step(learning_rate, adapter, gradients));
         let grad_norm = step.transpose().map_err(Failure::fault)?.unwrap_or_default();
+        if ranks.world() > 1 {
+            let bytes = adapter.to_safetensors().map_err(Failure::fault)?;
+            ranks.agree("adapter", Digest::of(&bytes))?;
+        }
         Ok((stats, grad_norm))
     }
 
@@ -239,7 +277,26 @@ impl Round<'_> {
         adapter: &Adapter,
         chosen: &[usize],
         share: f64,
-    ) -> Result<(MicroStats, Gradients), Failure> {
+        ranks: &Ranks,
+    ) -> Result<(MicroStats, Option<Gradients>), Failure> {
+        let costs: Vec<usize> = chosen
+            .iter()
+            .map(|row| self.rows.examples.get(*row).map_or(0, |it| it.ids.len()))
+            .collect();
+        let digits = |row: &usize| {
+            let scored = self.rows.examples.get(*row).map(|it| it.scored.iter());
+            scored.into_iter().flatten().filter(|scored| **scored).count()
+        };
+        let totals = chosen.iter().map(digits).fold(StepTotals::default(), StepTotals::with);
+        let each = 1.0 / chosen.len().max(1) as f64;
+        let chosen: Vec<usize> = ranks::share(&costs, ranks.rank(), ranks.world())
+            .into_iter()
+            .map(|at| chosen[at])
+            .collect();
+        let chosen = &chosen;
+        if chosen.is_empty() {
+            return Ok(([0.0; 3], None));
+        }
         let examples: Vec<&Example> =
             chosen.iter().filter_map(|row| self.rows.examples.get(*row)).collect();
         let batch = Example::score_rows(&examples, self.rows.images).map_err(Failure::Fault)?;
@@ -269,19 +326,18 @@ impl Round<'_> {
                 advantage: Advantage::Rollout(self.rows.sampled.get(*row).map_or(0.0, |it| it.adv)),
             })
             .collect();
-        let denominator = Denominator::new(Aggregation::SeqMeanTokenSum, StepTotals::of(&rows), 1)
+        let denominator = Denominator::new(Aggregation::SeqMeanTokenSum, totals, 1)
             .map_err(Failure::fault)?;
         let loss =
             policy_loss(&self.settings.loss(), &denominator, &rows).map_err(Failure::fault)?;
-        let kl = loss.stats.mean_rollout_kl().unwrap_or_default();
-        let micro = [loss.policy_value, kl, loss.stats.outside_fraction()];
+        let micro = [loss.policy_value, loss.stats.kl * each, loss.stats.outside as f64 * each];
         #[allow(clippy::cast_possible_truncation, reason = "gradients enter the model in f32")]
         let slope: Vec<Vec<f32>> = loss
             .gradient
             .iter()
             .map(|row| row.iter().map(|slope| (slope * share) as f32).collect())
             .collect();
-        Ok((micro, tape.backward(&slope).map_err(Failure::fault)?))
+        Ok((micro, Some(tape.backward(&slope).map_err(Failure::fault)?)))
     }
 }
 

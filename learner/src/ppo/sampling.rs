@@ -7,15 +7,19 @@ use policy::{
     model::{Adapter, Decoder},
 };
 use protocol::{Digest, LeaseId, NoiseKey, PolicyDigest, RunId, Sampling};
+use serde::{Deserialize, Serialize};
 use terminal::Failure;
 
-use crate::rows::{Accuracy, Example, Images, RowFormat, Tally};
+use crate::{
+    ranks::{Ranks, split_even},
+    rows::{Accuracy, Example, Images, RowFormat, Tally},
+};
 
 /// Streams that are sampled at a time.
 const AT_A_TIME: usize = 64;
 
 /// One code of the policy: its ids as text where all are digits, else nothing.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampledCode {
     /// The digits, of the wanted number.
     pub code: Option<String>,
@@ -34,6 +38,8 @@ pub struct SamplingPlan {
     pub run: RunId,
     /// The round, from 0.
     pub round: u64,
+    /// The first row's number in the round, where others sample for those before it.
+    pub first: u64,
 }
 
 /// Samples codes under one adapter after another.
@@ -96,7 +102,7 @@ impl<'a> CodeSampler<'a> {
         let mut all = Vec::with_capacity(examples.len());
         let tasks = (AT_A_TIME / plan.generations.max(1) as usize).max(1);
         for (chunk, examples) in examples.chunks(tasks).enumerate() {
-            let first = (chunk * tasks) as u64;
+            let first = plan.first + (chunk * tasks) as u64;
             all.append(&mut self.sample_some(policy, examples, images, first, plan)?);
         }
         Ok(all)
@@ -161,15 +167,18 @@ impl<'a> CodeSampler<'a> {
         examples: &[Example],
         images: &Images,
         codes: &[&str],
+        ranks: &mut Ranks,
     ) -> Result<Accuracy, Failure> {
         let run = RunId(Digest::of(b"greedy choices draw no noise"));
-        let plan = SamplingPlan { generations: 1, temperature: 0.0, run, round: 0 };
-        let examples: Vec<&Example> = examples.iter().collect();
+        let plan = SamplingPlan { generations: 1, temperature: 0.0, run, round: 0, first: 0 };
+        let mine = split_even(examples.len(), ranks.rank(), ranks.world());
+        let examples: Vec<&Example> = examples[mine.clone()].iter().collect();
         let mut tally = Tally::default();
-        for (codes, right) in self.sample(&examples, images, &plan)?.iter().zip(codes) {
+        for (codes, right) in self.sample(&examples, images, &plan)?.iter().zip(&codes[mine]) {
             let found = codes.first().and_then(|it| it.code.as_deref()).unwrap_or_default();
             tally.add(right_digits(found, right));
         }
+        tally.sum(ranks)?;
         Ok(tally.accuracy())
     }
 }

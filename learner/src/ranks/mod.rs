@@ -8,6 +8,7 @@
 mod collective;
 mod discovery;
 mod error;
+pub mod gradients;
 #[cfg(feature = "nccl")]
 mod nccl;
 mod rendezvous;
@@ -27,6 +28,6 @@ pub use error::RankError;
 #[cfg(feature = "nccl")]
 pub use nccl::NcclCollective;
 pub use rendezvous::{Meeting, RankSecret, meet};
-pub use session::{Backend, RankOptions, Role, rank_failure};
+pub use session::{Backend, RankOptions, Ranks, Role};
 pub use share::{share, split_even};
 pub use tcp::{OnFailure, TcpCollective};

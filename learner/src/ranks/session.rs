@@ -8,7 +8,8 @@ use protocol::Digest;
 use terminal::{Failure, Interrupt};
 
 use super::{
-    Collective, Launcher, Meeting, Place, RankError, RankSecret, meet, rendezvous::SECRET, spawn,
+    Collective, Launcher, Local, Meeting, Place, RankError, RankSecret, agree, meet,
+    rendezvous::SECRET, spawn,
 };
 
 /// What adds up gradients.
@@ -101,7 +102,7 @@ impl RankOptions {
         place: &Place,
         run: Digest,
         device: DeviceChoice,
-    ) -> Result<Box<dyn Collective>, Failure> {
+    ) -> Result<Ranks, Failure> {
         let secret = std::env::var(SECRET).ok();
         let secret = RankSecret::choose(place, secret).map_err(Failure::mistake)?;
         if place.world > 1 {
@@ -117,7 +118,7 @@ impl RankOptions {
             on_failure: Box::new(move |error| end(error, silent)),
         };
         let ranks = meet(meeting).map_err(failure)?;
-        self.backend(ranks, device)
+        Ok(Ranks { inner: self.backend(ranks, device)?, silent })
     }
 
     #[cfg(feature = "nccl")]
@@ -173,15 +174,130 @@ fn end(error: &RankError, silent: bool) {
     });
 }
 
-/// How a rank's own end looks from a failed operation: the line is said once, by rank 0, where all
-/// ranks share a terminal.
-pub fn rank_failure(place: &Place, error: RankError) -> Failure {
-    match error {
-        RankError::Ended(_) | RankError::Gone { .. } | RankError::Hangs { .. }
-            if place.rank > 0 && place.one_machine =>
-        {
-            Failure::Said(1)
+/// This process among the ranks of its run: the [`Collective`], with failures as a program reports them.
+pub struct Ranks {
+    inner: Box<dyn Collective>,
+    silent: bool,
+}
+
+impl std::fmt::Debug for Ranks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "rank {} of {}", self.rank(), self.world())
+    }
+}
+
+impl Ranks {
+    /// A run of one rank.
+    pub fn alone() -> Self {
+        Self::over(Box::new(Local))
+    }
+
+    /// Ranks that have met.
+    pub fn over(inner: Box<dyn Collective>) -> Self {
+        Self { inner, silent: false }
+    }
+
+    /// This rank, from 0.
+    pub fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    /// How many there are.
+    pub fn world(&self) -> usize {
+        self.inner.world()
+    }
+
+    /// Whether this is rank 0, which alone writes files and speaks.
+    pub fn leads(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The line is said once, by rank 0, where all ranks share a terminal.
+    fn done<T>(&self, result: Result<T, RankError>) -> Result<T, Failure> {
+        result.map_err(|error| match error {
+            RankError::Ended(_) | RankError::Gone { .. } | RankError::Hangs { .. }
+                if self.silent =>
+            {
+                Failure::Said(1)
+            }
+            error => Failure::fault(error),
+        })
+    }
+
+    /// See [`Collective::all_reduce`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), Failure> {
+        let result = self.inner.all_reduce(values);
+        self.done(result)
+    }
+
+    /// See [`Collective::all_reduce_wide`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_reduce_wide(&mut self, values: &mut [f64]) -> Result<(), Failure> {
+        let result = self.inner.all_reduce_wide(values);
+        self.done(result)
+    }
+
+    /// See [`Collective::all_gather`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
+        let result = self.inner.all_gather(bytes);
+        self.done(result)
+    }
+
+    /// See [`Collective::broadcast`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+        let result = self.inner.broadcast(bytes);
+        self.done(result)
+    }
+
+    /// What rank 0 says: whether to stop, for example.
+    ///
+    /// # Errors
+    /// As [`Collective::broadcast`].
+    pub fn decided(&mut self, decision: bool) -> Result<bool, Failure> {
+        if self.world() == 1 {
+            return Ok(decision);
         }
-        error => Failure::fault(error),
+        let mut bytes = vec![u8::from(decision)];
+        self.broadcast(&mut bytes)?;
+        Ok(bytes == [1])
+    }
+
+    /// See [`agree`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn agree(&mut self, what: &'static str, digest: Digest) -> Result<(), Failure> {
+        let result = agree(&mut *self.inner, what, digest);
+        self.done(result)
+    }
+
+    /// Ends this rank's part: with the others where `result` is good, else ending theirs too.
+    ///
+    /// # Errors
+    /// That of `result`, or a rank that fails.
+    pub fn finish<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
+        match result {
+            Ok(value) => {
+                let finished = self.inner.finish();
+                self.done(finished).map(|()| value)
+            }
+            Err(failure) => {
+                if !matches!(failure, Failure::Said(_)) {
+                    self.inner.abort(&failure.to_string());
+                }
+                Err(failure)
+            }
+        }
     }
 }

@@ -77,16 +77,28 @@ pub fn check_disjoint(train: &[TaskRow], eval: &[TaskRow]) -> Result<(), RecipeE
 /// refuses; no rows at all.
 pub(super) fn read_rows<T>(
     file: &Frozen,
-    mut row: impl FnMut(u64, &Map<String, Value>) -> Result<T, String>,
+    row: impl FnMut(u64, &Map<String, Value>) -> Result<T, String>,
 ) -> Result<Vec<T>, RecipeError> {
     let bytes = read_bounded(&format!("{}.path", file.field), &file.path, MAX_FILE)?;
     file.verify(Digest::of(&bytes))?;
+    parse_rows(&bytes, &file.path, row)
+}
+
+/// The rows of a file that holds `bytes`.
+///
+/// # Errors
+/// As [`read_rows`].
+pub(super) fn parse_rows<T>(
+    bytes: &[u8],
+    path: &Path,
+    mut row: impl FnMut(u64, &Map<String, Value>) -> Result<T, String>,
+) -> Result<Vec<T>, RecipeError> {
     let mut rows = Vec::new();
     for (line, text) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
         if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let wrong = |problem: String| RecipeError::Row { path: file.path.clone(), line, problem };
+        let wrong = |problem: String| RecipeError::Row { path: path.to_owned(), line, problem };
         if text.len() > MAX_LINE {
             return Err(wrong(format!("a row of more than {MAX_LINE} bytes")));
         }
@@ -99,7 +111,7 @@ pub(super) fn read_rows<T>(
         }
     }
     if rows.is_empty() {
-        return Err(RecipeError::NoRows { path: file.path.clone() });
+        return Err(RecipeError::NoRows { path: path.to_owned() });
     }
     Ok(rows)
 }

@@ -40,7 +40,7 @@ pub use lora::LoraSettings;
 pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};
 pub use ppo::{CodeReward, PpoInputs, PpoRecipe, PpoSettings, RolloutSettings};
-pub use rows::{CodeRow, Columns, PromptTemplate, Sampled, read_code_rows};
+pub use rows::{CodeRow, Columns, PromptTemplate, Sampled, parse_code_rows, read_code_rows};
 pub use sampling::SamplingSettings;
 pub use sft::{SftRecipe, SftSettings, Trainable};
 pub use training::{FailurePolicy, TrainingSettings};

@@ -186,6 +186,14 @@ impl PpoSettings {
         })
     }
 
+    /// The same where each of `world` ranks has a part of a micro-batch as large as this one.
+    #[must_use]
+    pub fn over_ranks(&self, world: usize) -> Self {
+        let world = u32::try_from(world).unwrap_or(u32::MAX);
+        let batch = self.per_device_train_batch_size.saturating_mul(world);
+        Self { per_device_train_batch_size: batch, ..*self }
+    }
+
     /// Updates of one pass over so many rows. The last may be made of fewer micro-batches.
     pub fn updates_per_epoch(&self, rows: usize) -> u64 {
         (rows as u64)

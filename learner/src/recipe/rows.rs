@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Frozen, RecipeError,
-    dataset::{read_rows, text},
+    dataset::{parse_rows, read_rows, text},
     json::shown,
     section::Section,
 };
@@ -67,10 +67,31 @@ pub enum Columns {
 /// The file cannot be read or is not the frozen one; a row that is none, by line; codes of unequal
 /// length.
 pub fn read_code_rows(file: &Frozen, columns: Columns) -> Result<Vec<CodeRow>, RecipeError> {
-    let base = file.path.parent().unwrap_or(Path::new(""));
+    let mut one = one_row(&file.path, columns);
+    read_rows(file, &mut one)
+}
+
+/// The rows of a file that holds, or will hold, `bytes`.
+///
+/// # Errors
+/// As [`read_code_rows`].
+pub fn parse_code_rows(
+    bytes: &[u8],
+    path: &Path,
+    columns: Columns,
+) -> Result<Vec<CodeRow>, RecipeError> {
+    parse_rows(bytes, path, one_row(path, columns))
+}
+
+/// Reads one row after another of a file.
+fn one_row(
+    path: &Path,
+    columns: Columns,
+) -> impl FnMut(u64, &Map<String, Value>) -> Result<CodeRow, String> {
+    let base = path.parent().unwrap_or(Path::new("")).to_owned();
     let mut digits = None;
-    read_rows(file, |line, row| {
-        let row = code_row(line, row, base, columns)?;
+    move |line, row| {
+        let row = code_row(line, row, &base, columns)?;
         let (first, expected) = *digits.get_or_insert((line, row.code.len()));
         if row.code.len() != expected {
             return Err(format!(
@@ -81,7 +102,7 @@ pub fn read_code_rows(file: &Frozen, columns: Columns) -> Result<Vec<CodeRow>, R
             ));
         }
         Ok(row)
-    })
+    }
 }
 
 fn code_row(

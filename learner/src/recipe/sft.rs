@@ -152,6 +152,14 @@ impl SftSettings {
         })
     }
 
+    /// The same where each of `world` ranks has a micro-batch of its own.
+    #[must_use]
+    pub fn over_ranks(&self, world: usize) -> Self {
+        let world = u32::try_from(world).unwrap_or(u32::MAX);
+        let batch = self.per_device_train_batch_size.saturating_mul(world);
+        Self { per_device_train_batch_size: batch, ..*self }
+    }
+
     /// Updates over a data set of so many rows. The last update of an epoch may be a small one.
     pub fn updates(&self, rows: usize) -> u64 {
         let all = self.updates_per_epoch(rows) * u64::from(self.num_train_epochs);

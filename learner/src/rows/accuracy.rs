@@ -11,6 +11,7 @@ use serde::Serialize;
 use terminal::Failure;
 
 use super::{Example, Images, batches, shared_batch};
+use crate::ranks::{Ranks, split_even};
 
 /// Shares of right digits and of codes that are right as a whole, rounded to four places.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -52,6 +53,24 @@ impl Tally {
         self.right_codes += u64::from(all);
     }
 
+    /// Adds what the other ranks counted.
+    ///
+    /// # Errors
+    /// A rank that fails.
+    pub fn sum(&mut self, ranks: &mut Ranks) -> Result<(), Failure> {
+        let counts =
+            [&mut self.digits, &mut self.right_digits, &mut self.codes, &mut self.right_codes];
+        let mut sums = [0.0; 4];
+        for (sum, count) in sums.iter_mut().zip(&counts) {
+            *sum = **count as f64;
+        }
+        ranks.all_reduce_wide(&mut sums)?;
+        for (sum, count) in sums.into_iter().zip(counts) {
+            *count = sum as u64;
+        }
+        Ok(())
+    }
+
     /// The shares.
     pub fn accuracy(&self) -> Accuracy {
         let share = |part: u64, of: u64| four_places(part as f64 / of.max(1) as f64);
@@ -80,13 +99,15 @@ pub fn teacher_forced_accuracy(
     images: &Images,
     digits: usize,
     batch_size: usize,
+    ranks: &mut Ranks,
 ) -> Result<Accuracy, Failure> {
     // Examining an id as a greedy choice tells whether the policy would have chosen it.
     let greedy = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0 };
     let config = ScoreConfig { examine: Some(greedy), ..ScoreConfig::default() };
     let key = NoiseKey(Digest::of(b"greedy choices draw no noise"));
     let mut tally = Tally::default();
-    for batch in batches(examples, batch_size) {
+    let mine = split_even(examples.len(), ranks.rank(), ranks.world());
+    for batch in batches(&examples[mine], batch_size) {
         let mut rows = Example::score_rows(&batch, images).map_err(Failure::Fault)?;
         rows.iter_mut().for_each(|row| row.noise = Some(key));
         let scores =
@@ -95,6 +116,7 @@ pub fn teacher_forced_accuracy(
             tally.add(row.iter().take(digits).map(|token| token.deficit == 0.0));
         }
     }
+    tally.sum(ranks)?;
     Ok(tally.accuracy())
 }
 

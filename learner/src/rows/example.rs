@@ -7,6 +7,7 @@ use policy::{
 use rayon::prelude::*;
 
 use super::{ImageId, Images};
+use crate::ranks::{Ranks, share};
 
 /// Shorter beginnings are not worth a pass of their own.
 const SHORT: usize = 16;
@@ -172,6 +173,12 @@ fn shared_prefix(rows: &[ScoreRow]) -> usize {
     let elsewhere = others.iter().flat_map(|row| row.images.get(first.images.len()));
     let cuts = images.map(|(_, image)| image.at).into_iter().chain(elsewhere.map(|it| it.at));
     cuts.fold(shared, usize::min)
+}
+
+/// The rows of an update that this rank computes: their ids come out as even as whole rows let them.
+pub fn mine<'a>(rows: &[&'a Example], ranks: &Ranks) -> Vec<&'a Example> {
+    let costs: Vec<usize> = rows.iter().map(|row| row.ids.len()).collect();
+    share(&costs, ranks.rank(), ranks.world()).into_iter().map(|at| rows[at]).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod images;
 
 pub(crate) use accuracy::four_places;
 pub use accuracy::{Accuracy, Tally, teacher_forced_accuracy};
-pub use example::{Example, batches, shared_batch};
+pub use example::{Example, batches, mine, shared_batch};
 pub use format::{RowFormat, Scored};
 pub use images::{ImageId, Images};
 

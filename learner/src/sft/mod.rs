@@ -18,7 +18,7 @@ use policy::{
     device::DeviceChoice,
     model::{Adapter, Decoder, LoadDtype},
 };
-use protocol::ComputeDtype;
+use protocol::{ComputeDtype, Digest};
 use serde::Serialize;
 use serde_json::json;
 use terminal::{Failure, Interrupt, Progress};
@@ -27,9 +27,11 @@ use self::{
     data::Data,
     plan::{SftPlan, images_record},
     save::save,
-    train::{Student, epoch_order, supervised_loss, supervised_update},
+    train::{Computation, Student, epoch_order, supervised_gradients, supervised_loss,
+        supervised_step},
 };
 use crate::{
+    ranks::Ranks,
     recipe::{SftRecipe, Trainable},
     rows::{Accuracy, Example, peak_memory_gib, teacher_forced_accuracy},
     train::update::adamw,
@@ -70,7 +72,7 @@ pub struct SftSummary {
     /// The checkpoint or adapter in it.
     pub checkpoint: PathBuf,
     /// SHA-256 of that directory as recipes freeze it.
-    pub sha256: protocol::Digest,
+    pub sha256: Digest,
 }
 
 #[derive(Serialize)]
@@ -94,18 +96,31 @@ struct Valid {
     accuracy: Accuracy,
 }
 
-/// Trains by a recipe.
+/// Trains by a recipe, with the ranks that `meet` finds for a run of this digest.
 ///
 /// # Errors
-/// A mistake in recipe, data or paths; a failing device.
+/// A mistake in recipe, data or paths; a failing device or rank.
 pub fn run(
     path: &Path,
     options: &SftOptions,
     interrupt: &Interrupt,
     progress: &mut Progress,
+    meet: impl FnOnce(Digest) -> Result<Ranks, Failure>,
 ) -> Result<SftSummary, Failure> {
     let plan = SftPlan::read(path, options.output.as_deref()).map_err(Failure::mistake)?;
-    let SftPlan { recipe, output, checkpoint, data, .. } = &plan;
+    let mut ranks = meet(plan.identity())?;
+    let result = train(&plan, options, interrupt, progress, &mut ranks);
+    ranks.finish(result)
+}
+
+fn train(
+    plan: &SftPlan,
+    options: &SftOptions,
+    interrupt: &Interrupt,
+    progress: &mut Progress,
+    ranks: &mut Ranks,
+) -> Result<SftSummary, Failure> {
+    let SftPlan { recipe, output, checkpoint, data, .. } = plan;
     let device = options.device.resolve().open().map_err(Failure::mistake)?;
     let dtype = load_dtype(recipe.training.compute_dtype);
     let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
@@ -116,9 +131,11 @@ pub fn run(
             Student::Adapter(Box::new(adapter.map_err(Failure::mistake)?))
         }
     };
-    fs::create_dir_all(output)
-        .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
-    let mut run = Run { recipe, data, output, decoder, student };
+    if ranks.leads() {
+        fs::create_dir_all(output)
+            .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
+    }
+    let mut run = Run { recipe, data, output, decoder, student, ranks };
     let before = run.measure()?;
     if let Measured::Accuracy(accuracy) = before {
         progress.note(&format!("before: {accuracy}"));
@@ -130,7 +147,11 @@ pub fn run(
         Some(measured) => measured,
         None => run.measure()?,
     };
-    let (checkpoint, sha256) = run.save()?;
+    let leads = run.ranks.leads();
+    let (checkpoint, sha256) = match leads {
+        true => run.save()?,
+        false => (output.clone(), Digest::of(&[])),
+    };
     let summary = SftSummary {
         status: if trained.interrupted { "interrupted" } else { "completed" },
         updates: trained.updates,
@@ -144,6 +165,9 @@ pub fn run(
         sha256,
         output: output.clone(),
     };
+    if !leads {
+        return Ok(summary);
+    }
     let manifest = json!({
         "schema_version": 1,
         "recipe_sha256": recipe.sha256,
@@ -198,6 +222,7 @@ struct Run<'a> {
     output: &'a Path,
     decoder: Decoder,
     student: Student,
+    ranks: &'a mut Ranks,
 }
 
 struct Trained {
@@ -210,23 +235,24 @@ struct Trained {
 }
 
 impl Run<'_> {
-    fn measure(&self) -> Result<Measured, Failure> {
+    fn measure(&mut self) -> Result<Measured, Failure> {
         let Some(valid) = &self.data.valid else { return Ok(Measured::Nothing) };
         let batch = self.recipe.training.per_device_train_batch_size as usize;
-        let (decoder, images) = (&self.decoder, &self.data.images);
+        let (decoder, images, ranks) = (&self.decoder, &self.data.images, &mut *self.ranks);
         match self.data.digits {
             None => {
-                supervised_loss(decoder, &self.student, valid, images, batch).map(Measured::Loss)
+                supervised_loss(decoder, &self.student, valid, images, batch, ranks)
+                    .map(Measured::Loss)
             }
             Some(digits) => {
                 let adapter = self.student.adapter();
-                teacher_forced_accuracy(decoder, adapter, valid, images, digits, batch)
+                teacher_forced_accuracy(decoder, adapter, valid, images, digits, batch, ranks)
                     .map(Measured::Accuracy)
             }
         }
     }
 
-    fn save(&self) -> Result<(PathBuf, protocol::Digest), Failure> {
+    fn save(&self) -> Result<(PathBuf, Digest), Failure> {
         save(self.recipe, &self.decoder, &self.student, self.output).map_err(Failure::fault)
     }
 
@@ -237,12 +263,20 @@ impl Run<'_> {
     ) -> Result<Trained, Failure> {
         let settings = &self.recipe.training;
         let data = self.data;
-        let total = settings.updates(data.train.len());
-        let micro = settings.per_device_train_batch_size as usize;
-        let batch = micro.saturating_mul(settings.gradient_accumulation_steps as usize);
+        let over_ranks = settings.over_ranks(self.ranks.world());
+        let total = over_ranks.updates(data.train.len());
+        let how = Computation {
+            micro_batch: settings.per_device_train_batch_size as usize,
+            checkpointing: settings.gradient_checkpointing,
+        };
+        let batch = (over_ranks.per_device_train_batch_size as usize)
+            .saturating_mul(settings.gradient_accumulation_steps as usize);
         let mut optimizer = adamw(&settings.optimizer);
         let path = self.output.join("metrics.jsonl");
-        let mut metrics = fs::File::create(&path).map_err(|e| io_fault(&path, &e))?;
+        let mut metrics = match self.ranks.leads() {
+            true => Some(fs::File::create(&path).map_err(|e| io_fault(&path, &e))?),
+            false => None,
+        };
         let mut trained =
             Trained { updates: 0, rows: 0, loss: 0.0, interrupted: false, measured: None };
         progress.start("sft", total);
@@ -250,23 +284,21 @@ impl Run<'_> {
         for epoch in 0..u64::from(settings.num_train_epochs) {
             let order = epoch_order(self.recipe.seed, epoch, data.train.len());
             for chosen in order.chunks(batch) {
-                trained.interrupted = interrupt.raised();
+                trained.interrupted = self.ranks.decided(interrupt.raised())?;
                 if trained.updates >= total || trained.interrupted {
                     break;
                 }
                 let chosen: Vec<&Example> = chosen.iter().map(|row| &data.train[*row]).collect();
-                let micro_batches: Vec<&[&Example]> = chosen.chunks(micro).collect();
                 let learning_rate = settings.optimizer.learning_rate_at(trained.updates, total);
                 let started = Instant::now();
-                let report = supervised_update(
-                    &mut self.decoder,
-                    &mut self.student,
-                    &mut optimizer,
-                    learning_rate,
-                    &micro_batches,
-                    &data.images,
-                    settings.gradient_checkpointing,
-                )?;
+                let (decoder, student) = (&mut self.decoder, &mut self.student);
+                let slope =
+                    supervised_gradients(decoder, student, &chosen, &data.images, how, self.ranks)?;
+                let report =
+                    supervised_step(decoder, student, &mut optimizer, learning_rate, slope)?;
+                if self.ranks.world() > 1 {
+                    self.ranks.agree("adapter", self.student.digest(&report)?)?;
+                }
                 trained.updates += 1;
                 trained.rows += chosen.len() as u64;
                 trained.measured = None;
@@ -285,7 +317,9 @@ impl Run<'_> {
                     peak_memory_gib: peak_memory_gib(),
                 };
                 let line = serde_json::to_string(&record).map_err(Failure::fault)?;
-                writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
+                if let Some(metrics) = &mut metrics {
+                    writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
+                }
                 progress.at(trained.updates, &record.line(total), "update", &record);
             }
             // The cut-off epoch of a run that is bounded by updates counts as one.
@@ -303,12 +337,15 @@ impl Run<'_> {
 
     /// Rows are measured, and the policy is kept, after every epoch.
     fn end_epoch(
-        &self,
+        &mut self,
         epoch: u64,
         updates: u64,
         progress: &Progress,
     ) -> Result<Measured, Failure> {
         let measured = self.measure()?;
+        if !self.ranks.leads() {
+            return Ok(measured);
+        }
         self.save()?;
         if let Measured::Accuracy(accuracy) = measured {
             let valid = Valid { epoch, updates, accuracy };

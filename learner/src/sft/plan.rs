@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use policy::model::{Checkpoint, CheckpointDigests};
+use protocol::Digest;
 use serde_json::{Value, json};
 
 use super::data::Data;
@@ -46,6 +47,13 @@ impl SftPlan {
         }
         let data = Data::read(&recipe, checkpoint.config())?;
         Ok(Self { recipe, output, model, checkpoint, data })
+    }
+
+    /// What all ranks of a run have in common.
+    pub fn identity(&self) -> Digest {
+        let settings = self.recipe.settings().to_string();
+        let images = self.data.images.digest().1;
+        Digest::of_parts("rollcall-sft-v1", &[settings.as_bytes(), &images.0])
     }
 
     /// The plan as JSON: what `learner plan` prints.

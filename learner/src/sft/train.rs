@@ -4,9 +4,13 @@ use policy::{
     model::{Adapter, Decoder},
     score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
 };
+use protocol::Digest;
 use terminal::Failure;
 
-use crate::rows::{Example, Images, batches, shared_batch};
+use crate::{
+    ranks::{Ranks, gradients, split_even},
+    rows::{Example, Images, batches, mine, shared_batch},
+};
 
 /// What is trained, with its optimizer.
 pub enum Student {
@@ -17,6 +21,19 @@ pub enum Student {
 }
 
 impl Student {
+    /// What is the same on all ranks after each update: the adapter, or what all weights were changed by.
+    ///
+    /// # Errors
+    /// A failing device.
+    pub fn digest(&self, report: &SupervisedReport) -> Result<Digest, Failure> {
+        Ok(match self {
+            Self::Adapter(adapter) => {
+                Digest::of(&adapter.to_safetensors().map_err(Failure::fault)?)
+            }
+            Self::Base => Digest::of(&report.grad_norm.to_le_bytes()),
+        })
+    }
+
     /// The adapter, where one is trained.
     pub fn adapter(&self) -> Option<&Adapter> {
         match self {
@@ -41,25 +58,35 @@ fn scored(rows: &[&Example]) -> usize {
     rows.iter().flat_map(|row| &row.scored).filter(|scored| **scored).count()
 }
 
-/// One update on `micro_batches`, whose scored ids weigh the same wherever they stand.
+/// How an update is computed.
+#[derive(Clone, Copy, Debug)]
+pub struct Computation {
+    /// Rows of a forward pass.
+    pub micro_batch: usize,
+    /// Recompute activations in the backward pass.
+    pub checkpointing: bool,
+}
+
+/// Loss, ids that went through the model, and gradients of some rows.
+pub type Slope = (f64, u64, Option<Gradients>);
+
+/// The gradient over `rows`, which all ranks know and each computes a part of. Scored ids weigh the same
+/// wherever they stand.
 ///
 /// # Errors
-/// A gradient that is not finite, a failing device, an image that changed, or rows that the model
-/// cannot take.
-pub fn supervised_update(
+/// A failing device, an image that changed, rows that the model cannot take, or a rank that fails.
+pub fn supervised_gradients(
     decoder: &mut Decoder,
     student: &mut Student,
-    optimizer: &mut Optimizer,
-    learning_rate: f64,
-    micro_batches: &[&[&Example]],
+    rows: &[&Example],
     images: &Images,
-    checkpointing: bool,
-) -> Result<SupervisedReport, Failure> {
-    let total: usize = micro_batches.iter().map(|rows| scored(rows)).sum();
-    let weight = 1.0 / total.max(1) as f64;
-    let config = ScoreConfig { checkpointing, ..ScoreConfig::default() };
-    let (mut loss, mut tokens, mut sum) = (0.0, 0, None::<Gradients>);
-    for rows in micro_batches {
+    how: Computation,
+    ranks: &mut Ranks,
+) -> Result<Slope, Failure> {
+    let weight = 1.0 / scored(rows).max(1) as f64;
+    let config = ScoreConfig { checkpointing: how.checkpointing, ..ScoreConfig::default() };
+    let (mut loss, mut tokens, mut sum) = (0.0, 0u64, None::<Gradients>);
+    for rows in mine(rows, ranks).chunks(how.micro_batch.max(1)) {
         let batch = shared_batch(Example::score_rows(rows, images).map_err(Failure::Fault)?);
         tokens +=
             (batch.prefix.len() + batch.rows.iter().map(|r| r.ids.len()).sum::<usize>()) as u64;
@@ -76,7 +103,27 @@ pub fn supervised_update(
             Some(sum) => sum.add(gradients),
         }
     }
-    let grad_norm = match (sum, student) {
+    let mut sums = [loss, tokens as f64];
+    ranks.all_reduce_wide(&mut sums)?;
+    let sum = match student {
+        Student::Adapter(adapter) => gradients::summed(ranks, sum, &mut **adapter)?,
+        Student::Base => gradients::summed(ranks, sum, decoder)?,
+    };
+    Ok((sums[0], sums[1] as u64, sum))
+}
+
+/// One update with the gradient of [`supervised_gradients`].
+///
+/// # Errors
+/// A gradient that is not finite, or a failing device.
+pub fn supervised_step(
+    decoder: &mut Decoder,
+    student: &mut Student,
+    optimizer: &mut Optimizer,
+    learning_rate: f64,
+    (loss, tokens, gradients): Slope,
+) -> Result<SupervisedReport, Failure> {
+    let grad_norm = match (gradients, student) {
         (None, _) => Ok(0.0),
         (Some(gradients), Student::Adapter(adapter)) => {
             optimizer.step(learning_rate, &mut **adapter, gradients)
@@ -90,16 +137,18 @@ pub fn supervised_update(
 /// Mean cross entropy of the scored ids of `examples`, nats, without training.
 ///
 /// # Errors
-/// An image that changed; as [`supervised_update`].
+/// An image that changed; as [`supervised_gradients`].
 pub fn supervised_loss(
     decoder: &Decoder,
     student: &Student,
     examples: &[Example],
     images: &Images,
     batch_size: usize,
+    ranks: &mut Ranks,
 ) -> Result<f64, Failure> {
     let (mut sum, mut count) = (0.0, 0usize);
-    for rows in batches(examples, batch_size) {
+    let mine = split_even(examples.len(), ranks.rank(), ranks.world());
+    for rows in batches(&examples[mine], batch_size) {
         let rows = Example::score_rows(&rows, images).map_err(Failure::Fault)?;
         let config = ScoreConfig::default();
         let scores = log_probs(decoder, student.adapter(), &shared_batch(rows), &config)
@@ -108,7 +157,9 @@ pub fn supervised_loss(
         count += values.clone().count();
         sum -= values.map(|lp| f64::from(*lp)).sum::<f64>();
     }
-    Ok(sum / count.max(1) as f64)
+    let mut sums = [sum, count as f64];
+    ranks.all_reduce_wide(&mut sums)?;
+    Ok(sums[0] / sums[1].max(1.0))
 }
 
 /// The order in which an epoch visits `len` rows: a Fisher-Yates shuffle that depends on the seed and

@@ -79,6 +79,16 @@ impl DeviceChoice {
         }
     }
 
+    /// The device of a machine's rank `local`: `Auto` takes its own CUDA device if there is one.
+    #[must_use]
+    pub fn of_rank(self, local: usize) -> Self {
+        match self {
+            Self::Auto if probe(local).is_ok() => Self::Cuda(local),
+            Self::Auto => Self::Cpu,
+            chosen => chosen,
+        }
+    }
+
     /// The Burn device.
     ///
     /// # Errors

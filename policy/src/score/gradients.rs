@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use super::ValueHead;
 use crate::model::{Adapter, Decoder, ModelError};
@@ -29,6 +29,14 @@ impl Gradients {
             Some(sum) => sum.add(flat),
         };
         self.entries.insert(name, sum);
+    }
+
+    /// Adds a gradient of zeros to a parameter of `len` elements that has none, as where only another
+    /// rank has one.
+    pub fn fill(&mut self, name: &str, len: usize, device: &Device) {
+        self.entries
+            .entry(name.to_owned())
+            .or_insert_with(|| Tensor::from_data(TensorData::new(vec![0f32; len], [len]), device));
     }
 
     /// Names with flat gradients, sorted.
