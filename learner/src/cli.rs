@@ -232,11 +232,7 @@ struct Rank {
 
 impl RankArguments {
     /// Which rank this is; nothing where it has started the ranks and they have ended well.
-    fn rank(
-        self,
-        interrupt: &Interrupt,
-        device: DeviceChoice,
-    ) -> Result<Option<Rank>, Failure> {
+    fn rank(self, interrupt: &Interrupt, device: DeviceChoice) -> Result<Option<Rank>, Failure> {
         let options = RankOptions {
             nproc_per_node: self.nproc_per_node.map(usize::from),
             collective: self.collective,
@@ -325,9 +321,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };
             let mut progress = Progress::new(rank.audience(json));
             let options = SftOptions { output, device: rank.device };
-            let summary = sft::run(&recipe, &options, &interrupt, &mut progress, |run| {
-                rank.meet(run)
-            })?;
+            let summary =
+                sft::run(&recipe, &options, &interrupt, &mut progress, |run| rank.meet(run))?;
             progress.record("end", &summary);
             if progress.for_person() {
                 progress.note(&format!(

@@ -129,10 +129,8 @@ fn ranks_with_uneven_rows_have_the_gradient_of_one_rank_with_all_rows() {
                 let checkpoint = Checkpoint::open(&model).expect("a checkpoint");
                 let mut decoder =
                     checkpoint.load(&Device::flex(), LoadDtype::F32).expect("weights");
-                let lora = LoraConfig {
-                    target_modules: TargetModules::AllLinear,
-                    ..LoraConfig::default()
-                };
+                let target_modules = TargetModules::AllLinear;
+                let lora = LoraConfig { r: 8, alpha: 16.0, target_modules, use_rslora: false };
                 let adapter = Adapter::init(&lora, &decoder, 3).expect("an adapter");
                 let mut student = Student::Adapter(Box::new(adapter));
                 let rows = rows(&learned);

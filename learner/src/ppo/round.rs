@@ -11,8 +11,8 @@ use serde::Serialize;
 use terminal::{Failure, Interrupt};
 
 use crate::{
-    ranks::{self, Ranks, gradients, split_even},
     loss::{Advantage, Aggregation, Denominator, LossRow, StepTotals, policy_loss},
+    ranks::{self, Ranks, gradients, split_even},
     recipe::{PpoSettings, Sampled},
     rows::{Example, Images, batches, four_places, shared_batch},
     sft::train::epoch_order,
@@ -326,8 +326,8 @@ impl Round<'_> {
                 advantage: Advantage::Rollout(self.rows.sampled.get(*row).map_or(0.0, |it| it.adv)),
             })
             .collect();
-        let denominator = Denominator::new(Aggregation::SeqMeanTokenSum, totals, 1)
-            .map_err(Failure::fault)?;
+        let denominator =
+            Denominator::new(Aggregation::SeqMeanTokenSum, totals, 1).map_err(Failure::fault)?;
         let loss =
             policy_loss(&self.settings.loss(), &denominator, &rows).map_err(Failure::fault)?;
         let micro = [loss.policy_value, loss.stats.kl * each, loss.stats.outside as f64 * each];

@@ -27,8 +27,9 @@ use self::{
     data::Data,
     plan::{SftPlan, images_record},
     save::save,
-    train::{Computation, Student, epoch_order, supervised_gradients, supervised_loss,
-        supervised_step},
+    train::{
+        Computation, Student, epoch_order, supervised_gradients, supervised_loss, supervised_step,
+    },
 };
 use crate::{
     ranks::Ranks,
@@ -240,10 +241,8 @@ impl Run<'_> {
         let batch = self.recipe.training.per_device_train_batch_size as usize;
         let (decoder, images, ranks) = (&self.decoder, &self.data.images, &mut *self.ranks);
         match self.data.digits {
-            None => {
-                supervised_loss(decoder, &self.student, valid, images, batch, ranks)
-                    .map(Measured::Loss)
-            }
+            None => supervised_loss(decoder, &self.student, valid, images, batch, ranks)
+                .map(Measured::Loss),
             Some(digits) => {
                 let adapter = self.student.adapter();
                 teacher_forced_accuracy(decoder, adapter, valid, images, digits, batch, ranks)
