@@ -428,4 +428,3 @@ fn complete(output: &Path, what: &str) -> Failure {
         output.display()
     ))
 }
-
