@@ -178,7 +178,7 @@ fn sft_recipe(batch: u32) -> Value {
         "lora": {"r": 4, "alpha": 8, "target_modules": numbers["modules"]},
         "training": {
             "num_train_epochs": 20, "per_device_train_batch_size": batch, "max_updates": 20,
-            "learning_rate": numbers["sft_learning_rate"],
+            "learning_rate": 1e-3,
         },
     })
 }

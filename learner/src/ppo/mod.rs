@@ -145,7 +145,11 @@ fn train(
     if let Some(accuracy) = &after {
         progress.note(&format!("after: greedy {accuracy}"));
     }
-    let sha256 = checkpoint_digests(&here).map_err(Failure::fault)?.all;
+    // Rank 0 alone has written it.
+    let sha256 = match run.ranks.leads() {
+        true => checkpoint_digests(&here).map_err(Failure::fault)?.all,
+        false => Digest::of(&[]),
+    };
     let summary = PpoSummary {
         status: if ended.interrupted { "interrupted" } else { "completed" },
         updates: ended.updates,
