@@ -21,6 +21,7 @@ use crate::{
     sft::{self, SftOptions},
     train::{
         calibrate::{CalibrateOptions, calibrate},
+        follow::follow,
         online::TrainOptions,
         record::Evaluated,
         run::{self, Summary},
@@ -82,6 +83,8 @@ enum Command {
         json: bool,
         #[command(flatten)]
         network: NetworkArguments,
+        #[command(flatten)]
+        ranks: RankArguments,
     },
     /// Measure a policy on the recipe's held-out tasks; train nothing.
     Eval {
@@ -356,12 +359,17 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Train { recipe, output, json, network } => {
-            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+        Command::Train { recipe, output, json, network, ranks } => {
             let (runtime, interrupt) = runtime()?;
-            let mut progress = Progress::new(audience(json));
-            let options = network.options();
-            let summary = run::train(plan, options, &runtime, interrupt, &mut progress)?;
+            let Some(rank) = ranks.rank(&interrupt, network.device)? else { return Ok(()) };
+            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+            let mut progress = Progress::new(rank.audience(json));
+            let meeting = rank.meet(plan.run.0)?;
+            if !meeting.leads() {
+                return follow(&plan, rank.device, meeting);
+            }
+            let options = TrainOptions { device: rank.device, ..network.options() };
+            let summary = run::train(plan, options, meeting, &runtime, interrupt, &mut progress)?;
             progress.record("end", &summary);
             if progress.for_person() {
                 progress.note(&table(&summary, &recipe));

@@ -1,18 +1,16 @@
 //! Training over several ranks is training on one: the same gradient, the same adapter, whatever the
 //! rows' lengths and however the last update comes out.
 
+#[path = "support/on_ranks.rs"]
+mod on_ranks;
+
 use std::{
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
-    sync::Arc,
-    thread,
-    time::Duration,
 };
 
 use learner::{
     ppo::{self, PpoOptions},
-    ranks::{Launcher, Meeting, Place, RankSecret, Ranks, meet},
     recipe::PpoInputs,
     rows::{Example, Images},
     sft::{
@@ -20,6 +18,7 @@ use learner::{
         train::{Computation, Student, supervised_gradients},
     },
 };
+use on_ranks::on_ranks;
 use policy::{
     device::{Device, DeviceChoice},
     model::{Adapter, Checkpoint, LoadDtype, LoraConfig, TargetModules, checkpoint_digests},
@@ -27,48 +26,7 @@ use policy::{
 use protocol::Digest;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
-use terminal::{Audience, Failure, Interrupt, Progress};
-
-/// Runs `work` as each rank of `world`, in threads that meet over TCP.
-fn on_ranks<T: Send + 'static>(
-    world: usize,
-    work: impl Fn(Box<dyn FnOnce(Digest) -> Result<Ranks, Failure>>, usize) -> T + Send + Sync + 'static,
-) -> Vec<T> {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    drop(listener);
-    let work = Arc::new(work);
-    let threads: Vec<_> = (0..world)
-        .map(|rank| {
-            let work = work.clone();
-            thread::spawn(move || {
-                let meet_as = move |run: Digest| {
-                    let place = Place {
-                        launcher: Some(Launcher::Rollcall),
-                        rank,
-                        world,
-                        local_rank: rank,
-                        one_machine: true,
-                        host: "127.0.0.1".into(),
-                        port,
-                        job: "test".into(),
-                    };
-                    let meeting = Meeting {
-                        secret: RankSecret::choose(&place, None).map_err(Failure::mistake)?,
-                        place,
-                        run,
-                        deadline: Duration::from_secs(60),
-                        timeout: Duration::from_secs(120),
-                        on_failure: Box::new(|_| ()),
-                    };
-                    meet(meeting).map(Ranks::over).map_err(Failure::fault)
-                };
-                work(Box::new(meet_as), rank)
-            })
-        })
-        .collect();
-    threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
-}
+use terminal::{Audience, Interrupt, Progress};
 
 fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/rows")

@@ -17,6 +17,7 @@ use learner::{
     audit::{Auditor, Presented, sampling::SamplingBounds},
     curriculum::TaskOrder,
     leases::Standing,
+    ranks::Ranks,
     train::update::{Outcome, Student, UpdateGroup, UpdateSettings, adamw, update},
 };
 use protocol::{Episode, EpisodeId, Lease};
@@ -102,6 +103,7 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
             &update_settings,
             &update_groups,
             &mut |_, _, evidence| SamplingBounds::F32_CPU.check(evidence),
+            &mut Ranks::alone(),
         );
         let seconds = started.elapsed().as_secs_f64();
         assert!(matches!(outcome, Ok(Outcome::Updated(_))), "{outcome:?}");

@@ -1,21 +1,26 @@
 //! Every algorithm on real rollouts of the demo's checkpoint: what an update changes, what it leaves
 //! alone, and a whole run with a value head in two processes.
 
+#[path = "../../learner/tests/support/on_ranks.rs"]
+mod on_ranks;
+
 use std::process::Command;
 
 use learner::{
     loss::KlEstimator,
+    ranks::Ranks,
     recipe::{Algorithm, AlgorithmSettings, ValueSettings},
     train::update::{
         Critic, Outcome, Student, UpdateError, UpdateGroup, UpdateReport, UpdateSettings, adamw,
         update,
     },
 };
+use on_ranks::on_ranks;
 use policy::{
     model::Adapter,
     score::{Optimizer, ValueHead},
 };
-use protocol::Episode;
+use protocol::{Digest, Episode};
 use serde_json::{Value, json};
 use tests::{
     Demo, finish, programs,
@@ -69,6 +74,16 @@ impl Class {
         rate: f64,
         reference: Option<&Adapter>,
     ) -> Result<Outcome, UpdateError> {
+        self.learn_on(&mut Ranks::alone(), algorithm, rate, reference)
+    }
+
+    fn learn_on(
+        &mut self,
+        ranks: &mut Ranks,
+        algorithm: AlgorithmSettings,
+        rate: f64,
+        reference: Option<&Adapter>,
+    ) -> Result<Outcome, UpdateError> {
         let training = self.stage.plan.recipe.training;
         let groups: Vec<UpdateGroup<'_>> = self
             .groups
@@ -91,7 +106,7 @@ impl Class {
             optimizer: &mut self.optimizer,
             critic: self.critic.as_mut(),
         };
-        update(student, &settings, &groups, &mut |_, _, _| Ok(()))
+        update(student, &settings, &groups, &mut |_, _, _| Ok(()), ranks)
     }
 
     fn report(
@@ -213,6 +228,74 @@ fn a_step_that_fails_after_some_of_its_updates_changes_nothing() {
     assert_eq!(class.state(), before);
     class.report(settings, 1e-3, None);
     assert_ne!(class.state(), before, "it was not for want of a gradient");
+}
+
+/// Values of safetensors bytes, in the order of the file.
+fn values(bytes: &[u8]) -> Vec<f32> {
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
+    let (floats, _) = bytes[8 + header..].as_chunks::<4>();
+    floats.iter().map(|float| f32::from_le_bytes(*float)).collect()
+}
+
+#[test]
+fn two_and_three_and_five_ranks_update_as_one_does() {
+    let value = Some(ValueSettings { cliprange_value: 0.2, ..VALUE });
+    for (name, algorithm, value, several) in [
+        ("grpo", Algorithm::Grpo, None, false),
+        ("dr_grpo", Algorithm::DrGrpo, None, true),
+        ("gspo", Algorithm::Gspo, None, true),
+        ("ppo with a value head", Algorithm::Ppo, value, true),
+    ] {
+        let on = |world: usize| {
+            let all = on_ranks(world, move |meet, _| {
+                let mut ranks = meet(Digest::of(b"update")).expect("ranks");
+                let mut class = Class::new();
+                if value.is_some() {
+                    class.with_critic();
+                }
+                let count = if several { 2 } else { 1 };
+                let settings = AlgorithmSettings {
+                    value,
+                    beta: 0.05,
+                    entropy_coef: 0.01,
+                    num_iterations: count,
+                    num_mini_batches: count,
+                    ..class.algorithm(algorithm)
+                };
+                let mut reports = Vec::new();
+                for _ in 0..3 {
+                    match class.learn_on(&mut ranks, settings, 1e-3, None).expect("learns") {
+                        Outcome::Updated(report) => reports.push(report),
+                        refused @ Outcome::Refused(_) => panic!("{refused:?}"),
+                    }
+                }
+                ranks.finish(Ok(())).expect("ends");
+                (class.state(), reports)
+            });
+            assert!(all.iter().all(|it| *it == all[0]), "{name}: {world} ranks differ");
+            all.into_iter().next().expect("a rank")
+        };
+        let (one, reports) = on(1);
+        // Of two groups, so that they are cut where there are more ranks.
+        for world in [2, 3, 5] {
+            let (other, others) = on(world);
+            let off = values(&one[0])
+                .iter()
+                .zip(values(&other[0]))
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f32::max);
+            println!("{name} over {world} ranks: adapters differ by {off:.1e}");
+            assert!(off <= 1e-5, "{name}, {world} ranks: {off}");
+            for (a, b) in reports.iter().zip(&others) {
+                let close = |a: f64, b: f64| (a - b).abs() <= 1e-4 * a.abs().max(1e-2);
+                assert!(close(a.loss, b.loss) && close(a.grad_norm, b.grad_norm), "{a:?} {b:?}");
+                assert!(close(a.approx_kl, b.approx_kl), "{a:?} {b:?}");
+                assert!(close(a.kl.unwrap_or(0.0), b.kl.unwrap_or(0.0)), "{a:?} {b:?}");
+                assert_eq!((a.updates, a.clip_fraction), (b.updates, b.clip_fraction), "{name}");
+                assert_eq!(a.value.is_some(), b.value.is_some(), "{name}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -51,6 +51,49 @@ impl LossStats {
         self.entropy_tokens += other.entropy_tokens;
     }
 
+    /// How many numbers it consists of.
+    pub(crate) const NUMBERS: usize = 13;
+
+    /// All of its sums, to be added up over ranks.
+    pub(crate) fn to_numbers(self) -> [f64; Self::NUMBERS] {
+        [
+            self.rollouts as f64,
+            self.tokens as f64,
+            self.ratios as f64,
+            self.clipped_low as f64,
+            self.clipped_high as f64,
+            self.clipped_dual as f64,
+            self.outside as f64,
+            self.ratio,
+            self.approx_kl,
+            self.kl,
+            self.kl_tokens as f64,
+            self.entropy,
+            self.entropy_tokens as f64,
+        ]
+    }
+
+    /// The same back.
+    pub(crate) fn from_numbers(numbers: &[f64]) -> Self {
+        let at = |place: usize| numbers.get(place).copied().unwrap_or_default();
+        let count = |place: usize| at(place) as u64;
+        Self {
+            rollouts: count(0),
+            tokens: count(1),
+            ratios: count(2),
+            clipped_low: count(3),
+            clipped_high: count(4),
+            clipped_dual: count(5),
+            outside: count(6),
+            ratio: at(7),
+            approx_kl: at(8),
+            kl: at(9),
+            kl_tokens: count(10),
+            entropy: at(11),
+            entropy_tokens: count(12),
+        }
+    }
+
     /// Counts a ratio.
     pub(super) fn ratio(&mut self, config: &LossConfig, ratio: f64) {
         let outside = match config.surrogate {

@@ -60,6 +60,26 @@ impl ValueStats {
         }
     }
 
+    /// All of its sums, to be added up over ranks.
+    pub(crate) fn to_numbers(self) -> [f64; 7] {
+        let [returns, squares] = self.returns;
+        let [residuals, rest] = self.residuals;
+        let (tokens, clipped) = (self.tokens as f64, self.clipped as f64);
+        [tokens, clipped, self.loss, returns, squares, residuals, rest]
+    }
+
+    /// The same back.
+    pub(crate) fn from_numbers(numbers: &[f64]) -> Self {
+        let at = |place: usize| numbers.get(place).copied().unwrap_or_default();
+        Self {
+            tokens: at(0) as u64,
+            clipped: at(1) as u64,
+            loss: at(2),
+            returns: [at(3), at(4)],
+            residuals: [at(5), at(6)],
+        }
+    }
+
     /// Mean loss a token, without `vf_coef`.
     pub fn mean_loss(&self) -> Option<f64> {
         self.mean(self.loss)

@@ -33,6 +33,15 @@ pub trait Collective: Send {
     /// As [`all_reduce`](Self::all_reduce).
     fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<(), RankError>;
 
+    /// [`broadcast`](Self::broadcast) of what to do next, for which the other ranks wait as long as rank
+    /// 0 lives.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), but for time.
+    fn command(&mut self, bytes: &mut Vec<u8>) -> Result<(), RankError> {
+        self.broadcast(bytes)
+    }
+
     /// Everybody's bytes, in the order of the ranks.
     ///
     /// # Errors

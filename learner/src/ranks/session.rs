@@ -260,6 +260,15 @@ impl Ranks {
         self.done(result)
     }
 
+    /// See [`Collective::command`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn command(&mut self, bytes: &mut Vec<u8>) -> Result<(), Failure> {
+        let result = self.inner.command(bytes);
+        self.done(result)
+    }
+
     /// What rank 0 says: whether to stop, for example.
     ///
     /// # Errors

@@ -16,6 +16,8 @@ use super::{
 
 /// Set for ranks that are to end when their standard input does: when their parent is gone.
 const PARENT: &str = "ROLLCALL_RANK_PARENT";
+/// How many threads a process computes with on the CPU.
+const THREADS: &str = "RAYON_NUM_THREADS";
 /// What the other ranks have to end by themselves once one has failed.
 const GRACE: Duration = Duration::from_secs(15);
 
@@ -46,6 +48,9 @@ pub(super) fn run(count: usize, interrupt: &Interrupt) -> Result<(), Failure> {
         .and_then(|listener| listener.local_addr())
         .map_err(|e| Failure::Fault(format!("no port on the loopback interface: {e}")))?
         .port();
+    // Ranks that compute on the CPU shall not get in each other's way.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (cores / count.max(1)).max(1).to_string();
     let mut ranks = Ranks(Vec::new());
     for rank in 0..count {
         let number = rank.to_string();
@@ -59,6 +64,9 @@ pub(super) fn run(count: usize, interrupt: &Interrupt) -> Result<(), Failure> {
             .env(SECRET, &secret)
             .env(PARENT, "1")
             .stdin(Stdio::piped());
+        if std::env::var_os(THREADS).is_none() {
+            command.env(THREADS, &threads);
+        }
         let child = command
             .spawn()
             .map_err(|e| Failure::Fault(format!("cannot start rank {rank}: {e}")))?;

@@ -14,10 +14,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use socket2::{SockRef, TcpKeepalive};
+
 use super::{
     Collective, RankError,
     wire::{self, Frame, Kind, Operation},
 };
+
+/// How long a rank waits for rank 0's next command: its end shows in the connection.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How a machine that has gone without a word is noticed: probes after so much silence, so far apart.
+const SILENCE: Duration = Duration::from_secs(30);
+const PROBES: Duration = Duration::from_secs(10);
 
 /// Called once, on a thread of its own, when the run fails because of a rank.
 pub type OnFailure = Box<dyn Fn(&RankError) + Send + Sync>;
@@ -111,6 +119,8 @@ impl TcpCollective {
         let mut readers = Vec::new();
         for (at, stream) in streams.into_iter().enumerate() {
             stream.set_nodelay(true)?;
+            let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBES);
+            SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(timeout))?;
             readers.push(stream.try_clone()?);
@@ -157,10 +167,20 @@ impl TcpCollective {
     /// One frame of `operation` from every link, in the order of the links.
     fn receive(&mut self, operation: Operation) -> Result<Vec<Vec<u8>>, RankError> {
         // Rank 0 notices first who is missing, and says so to the others.
-        let patience = match self.rank {
-            0 => self.timeout,
-            _ => self.timeout + self.timeout / 4 + Duration::from_secs(5),
-        };
+        self.receive_within(
+            operation,
+            match self.rank {
+                0 => self.timeout,
+                _ => self.timeout + self.timeout / 4 + Duration::from_secs(5),
+            },
+        )
+    }
+
+    fn receive_within(
+        &mut self,
+        operation: Operation,
+        patience: Duration,
+    ) -> Result<Vec<Vec<u8>>, RankError> {
         let deadline = Instant::now() + patience;
         loop {
             // What has come counts, even where its sender has ended since.
@@ -298,6 +318,15 @@ impl Collective for TcpCollective {
         } else {
             *bytes = self.receive(operation)?.pop().unwrap_or_default();
         }
+        Ok(())
+    }
+
+    fn command(&mut self, bytes: &mut Vec<u8>) -> Result<(), RankError> {
+        if self.rank == 0 {
+            return self.broadcast(bytes);
+        }
+        let operation = self.next(Kind::Broadcast);
+        *bytes = self.receive_within(operation, FOREVER)?.pop().unwrap_or_default();
         Ok(())
     }
 

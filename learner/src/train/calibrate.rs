@@ -20,6 +20,7 @@ use crate::{
     curriculum::TaskOrder,
     files::write_atomic,
     plan::Plan,
+    ranks::Ranks,
 };
 
 /// Groups that are in play at a time.
@@ -90,7 +91,8 @@ pub fn calibrate(
     let learner_device = network.device.resolve().to_string();
     let generations = u64::from(plan.recipe.training.num_generations);
     let adapter = options.adapter.as_deref();
-    let mut learner = Learner::start(plan, network, adapter, runtime, interrupt, progress)?;
+    let alone = Ranks::alone();
+    let mut learner = Learner::start(plan, network, adapter, alone, runtime, interrupt, progress)?;
     let mut order = TaskOrder::new(learner.plan().run, &learner.plan().train);
     let groups = options.episodes.div_ceil(generations);
     let mut found: BTreeMap<String, Vec<SamplingEvidence>> = BTreeMap::new();

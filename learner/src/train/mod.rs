@@ -2,6 +2,7 @@
 
 pub mod calibrate;
 pub mod collect;
+pub mod follow;
 pub mod online;
 pub mod record;
 pub mod run;

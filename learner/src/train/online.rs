@@ -9,17 +9,18 @@ use std::{
 
 use policy::{
     device::DeviceChoice,
-    model::{Adapter, Checkpoint, Decoder, LoadDtype},
+    model::{Adapter, Checkpoint, Decoder},
     score::Optimizer,
 };
 use protocol::{
-    AdapterManifest, Admission, ComputeDtype, Digest, Identity, ModelDigests, PolicyDigest,
-    Sampling, Secret, Welcome,
+    AdapterManifest, Admission, Digest, Identity, ModelDigests, PolicyDigest, Sampling, Secret,
+    Welcome,
 };
 use terminal::{Failure, Interrupt, Progress};
 
 use super::{
     collect::{CollectCounts, Collector, CollectorParts},
+    follow::{share_end, share_start},
     record::{Evaluated, evaluated, line},
     update::{Critic, adamw},
     watcher::Watcher,
@@ -34,8 +35,10 @@ use crate::{
     leases::{GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
-    recipe::TaskRow,
+    ranks::Ranks,
+    recipe::{Recipe, TaskRow},
     serve::Server,
+    sft::load_dtype,
 };
 
 /// How often a lease is granted before its group is given up.
@@ -84,6 +87,7 @@ pub struct Learner {
     pub(super) optimizer: Optimizer,
     pub(super) critic: Option<Critic>,
     pub(super) reference: Option<Adapter>,
+    pub(super) ranks: Ranks,
     pub(super) collector: Collector,
     pub(super) judge: SamplingJudge,
     pub(super) step: u32,
@@ -101,6 +105,7 @@ impl Learner {
         plan: Plan,
         options: TrainOptions,
         adapter: Option<&Path>,
+        ranks: Ranks,
         runtime: &tokio::runtime::Runtime,
         interrupt: Interrupt,
         progress: &Progress,
@@ -111,21 +116,14 @@ impl Learner {
             plan.sampling_judge(device_kind(&choice.to_string())).map_err(Failure::mistake)?;
         let device = choice.open().map_err(Failure::mistake)?;
         let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
-        let dtype = match recipe.training.compute_dtype {
-            ComputeDtype::F32 => LoadDtype::F32,
-            ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
-        };
+        let dtype = load_dtype(recipe.training.compute_dtype);
         let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
         let adapter = match adapter {
             Some(dir) => Adapter::load_peft(dir, &decoder),
             None => Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed),
         }
         .map_err(Failure::mistake)?;
-        let reference = recipe.reference.as_ref();
-        let reference = reference
-            .map(|frozen| Adapter::load_peft(&frozen.path, &decoder))
-            .transpose()
-            .map_err(|error| Failure::Mistake(format!("reference.path: {error}")))?;
+        let reference = reference(recipe, &decoder)?;
         let auditor = Auditor::new(plan.audit_terms()).map_err(Failure::mistake)?;
         let (identity, secret) = match &options.identity {
             Some(dir) => (Identity::load_or_create(dir), Secret::load_or_create(dir)),
@@ -166,6 +164,7 @@ impl Learner {
             optimizer,
             critic,
             reference,
+            ranks,
             collector,
             judge,
             step: 0,
@@ -175,6 +174,8 @@ impl Learner {
             plan,
         };
         learner.publish(None)?;
+        let Self { ranks, adapter, optimizer, critic, .. } = &mut learner;
+        share_start(ranks, adapter, optimizer, critic.as_ref())?;
         Ok(learner)
     }
 
@@ -387,6 +388,24 @@ impl Learner {
     pub fn finish(&mut self, reason: &str) {
         self.collector.finish(reason);
     }
+
+    /// Ends the run for every rank: well, or because of what `result` says.
+    ///
+    /// # Errors
+    /// That of `result`, or a rank that fails.
+    pub fn part<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
+        let result = result.and_then(|value| share_end(&mut self.ranks).map(|()| value));
+        self.ranks.finish(result)
+    }
+}
+
+/// The policy that the KL term holds to, where the recipe names one.
+pub(super) fn reference(recipe: &Recipe, decoder: &Decoder) -> Result<Option<Adapter>, Failure> {
+    let reference = recipe.reference.as_ref();
+    reference
+        .map(|frozen| Adapter::load_peft(&frozen.path, decoder))
+        .transpose()
+        .map_err(|error| Failure::Mistake(format!("reference.path: {error}")))
 }
 
 fn admission(plan: &Plan) -> Admission {

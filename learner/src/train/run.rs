@@ -15,6 +15,7 @@ use super::{
 use crate::{
     files::{BestAdapter, RunDirectory, Status},
     plan::Plan,
+    ranks::Ranks,
 };
 
 /// How a run ended.
@@ -66,14 +67,20 @@ pub struct EvalSummary {
 pub fn train(
     plan: Plan,
     options: TrainOptions,
+    ranks: Ranks,
     runtime: &Runtime,
     interrupt: Interrupt,
     progress: &mut Progress,
 ) -> Result<Summary, Failure> {
-    let mut learner = Learner::start(plan, options, None, runtime, interrupt, progress)?;
+    let mut learner = Learner::start(plan, options, None, ranks, runtime, interrupt, progress)?;
+    let result = train_all(&mut learner, progress);
+    learner.part(result)
+}
+
+fn train_all(learner: &mut Learner, progress: &mut Progress) -> Result<Summary, Failure> {
     let mut files = RunDirectory::create(learner.plan()).map_err(Failure::mistake)?;
     learner.keep_first(&mut files)?;
-    let result = train_in(&mut learner, &mut files, progress);
+    let result = train_in(learner, &mut files, progress);
     progress.end();
     let (status, reason) = match &result {
         Ok(_) => (Status::Completed, "the run is complete".to_owned()),
@@ -83,7 +90,7 @@ pub fn train(
     // What was learned until here is not thrown away with the run.
     let saved = match &result {
         Ok(_) => Ok(()),
-        Err(_) => save_adapter(&learner, &mut files).map(drop),
+        Err(_) => save_adapter(learner, &mut files).map(drop),
     };
     learner.finish(&reason);
     if let Err(Failure::Mistake(_)) = &result
@@ -177,7 +184,8 @@ pub fn eval(
             "evaluation is missing: name held-out tasks in the recipe".into(),
         ));
     }
-    let mut learner = Learner::start(plan, options, adapter, runtime, interrupt, progress)?;
+    let alone = Ranks::alone();
+    let mut learner = Learner::start(plan, options, adapter, alone, runtime, interrupt, progress)?;
     let result = evaluate(&mut learner, None, progress);
     learner.finish("the evaluation is complete");
     let evaluated =

@@ -6,6 +6,7 @@ use terminal::{Failure, Progress};
 
 use super::{
     collect::CollectedGroup,
+    follow::share_update,
     online::Learner,
     record::{SamplingSummary, StepRecord, evaluated},
     update::{Outcome, Refusal, Student, UpdateGroup, UpdateReport, UpdateSettings, update},
@@ -160,6 +161,7 @@ impl Learner {
             }
             refused.map_or(Ok(()), Err)
         };
+        share_update(&mut self.ranks, &update_settings, &update_groups)?;
         let outcome = update(
             Student {
                 decoder: &self.decoder,
@@ -171,8 +173,8 @@ impl Learner {
             &update_settings,
             &update_groups,
             &mut verdict,
-        )
-        .map_err(Failure::fault)?;
+            &mut self.ranks,
+        )?;
         Ok(match outcome {
             Outcome::Refused(refusals) => Attempt::Refused(refusals),
             Outcome::Updated(report) => {

@@ -1,7 +1,7 @@
 //! The updates of one step from audited groups.
 //!
 //! Groups pass one after the other, so memory is bounded by one group; the denominators are those of
-//! a whole update, so that the parts add up to it. With one update a step, one pass scores, examines
+//! a whole update, so that the parts add up to it, whichever rank computes them. With one update a step, one pass scores, examines
 //! and learns. Where there are several (`num_iterations`, `num_mini_batches`), or a value head must
 //! speak first, a pass before them finds the old log-probabilities, the reference's and the values.
 //! A step in which no group has a gradient (all rewards equal, no KL term, no bonus, no value head)
@@ -10,29 +10,30 @@
 //! The first pass also examines the sampled ids (rung 9 of the audit): nothing is changed before every
 //! episode that the step learns from has passed.
 
+mod parts;
 mod pass;
-
-use std::ops::Range;
 
 use policy::{
     model::{Adapter, Decoder, ModelError},
-    score::{AdamWSettings, Optimizer, ValueHead},
+    score::{AdamWSettings, Gradients, Optimizer, ValueHead},
     vision::PromptImages,
 };
 use protocol::{Digest, Episode, Sampling};
 use serde::Serialize;
+use terminal::Failure;
 
 pub(crate) use self::pass::wide;
-use self::pass::{Pass, Seen, Sums};
+use self::{
+    parts::{gathered, parts, refusals},
+    pass::{Pass, Seen, Sums},
+};
 use crate::{
     advantage::{gae, whiten},
     audit::{Reason, sampling::SamplingEvidence},
     loss::{Denominator, LossError, StepTotals},
+    ranks::{Ranks, gradients::summed},
     recipe::{AlgorithmSettings, OptimizerSettings, TrainingSettings},
 };
-
-/// Padded ids of one forward pass; a group that has more is scored in parts.
-const FORWARD_IDS: usize = 32_768;
 
 /// What an update is made with.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +123,7 @@ pub struct UpdateGroup<'a> {
 }
 
 /// Decides on the evidence about one rollout, given by group and place in the group: an error refuses
-/// it.
+/// it. Rank 0's is asked.
 pub type Verdict<'a> = dyn FnMut(usize, usize, &SamplingEvidence) -> Result<(), Reason> + 'a;
 
 /// How an update ended.
@@ -205,6 +206,18 @@ pub enum UpdateError {
     /// The loss.
     #[error("the loss of this step cannot be computed: {0}")]
     Loss(#[from] LossError),
+    /// Another rank.
+    #[error("{0}")]
+    Rank(#[from] Failure),
+}
+
+impl From<UpdateError> for Failure {
+    fn from(error: UpdateError) -> Self {
+        match error {
+            UpdateError::Rank(failure) => failure,
+            error => Self::fault(error),
+        }
+    }
 }
 
 /// AdamW as a recipe describes it.
@@ -219,18 +232,23 @@ pub fn adamw(settings: &OptimizerSettings) -> Optimizer {
 }
 
 /// Makes the updates of one step with the gradients of `groups`, unless `verdict` refuses one of their
-/// rollouts. A group that has no gradient is neither scored nor examined.
+/// rollouts. A group that has no gradient is neither scored nor examined. All ranks know all groups, and
+/// each computes a part of them.
 ///
 /// # Errors
-/// A loss or gradient that is not finite, or a failing device; nothing was changed.
+/// A loss or gradient that is not finite, a failing device or rank; nothing was changed.
 pub fn update(
     student: Student<'_>,
     settings: &UpdateSettings,
     groups: &[UpdateGroup<'_>],
     verdict: &mut Verdict<'_>,
+    ranks: &mut Ranks,
 ) -> Result<Outcome, UpdateError> {
     let Student { decoder, reference, adapter, optimizer, critic } = student;
     denominator(settings, groups, &all(groups))?;
+    let learns = |at: &usize| {
+        groups.get(*at).is_some_and(|group| settings.algorithm.has_gradient(&group.advantages))
+    };
     let mut adapting = Adapting {
         adapter: adapter.clone(),
         optimizer: optimizer.clone(),
@@ -238,41 +256,43 @@ pub fn update(
     };
     let mut sums = Sums::default();
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); groups.len()];
-    if settings.looks_first() {
-        for (at, (group, seen)) in groups.iter().zip(&mut seen).enumerate() {
-            if settings.algorithm.has_gradient(&group.advantages) {
-                let mut judge = judge(verdict, at);
-                let pass = adapting.pass(decoder, reference, settings);
-                *seen = pass.look(group, &mut judge, &mut sums)?;
-            }
+    let looks_first = settings.looks_first();
+    if looks_first {
+        let batch: Vec<usize> = all(groups).into_iter().filter(learns).collect();
+        let parts = parts(groups, &batch, ranks.world());
+        let mut found = Vec::new();
+        for part in parts.get(ranks.rank()).into_iter().flatten() {
+            let pass = adapting.pass(decoder, reference, settings);
+            found.extend(pass.look(groups, part, &mut sums)?);
         }
+        let (refused, any) = refusals(ranks, &sums.examined, verdict)?;
+        if any {
+            return Ok(Outcome::Refused(refused));
+        }
+        seen = gathered(ranks, &parts, found, groups, settings)?;
         judge_by_values(settings, groups, &mut seen);
     }
     for iteration in 0..settings.algorithm.num_iterations {
-        for batch in mini_batches(settings, iteration, groups.len()) {
-            if !sums.refused.is_empty() {
-                break;
-            }
+        for mut batch in mini_batches(settings, iteration, groups.len()) {
             // A mini-batch of groups without any token has nothing to say.
             let Ok(denominator) = denominator(settings, groups, &batch) else { continue };
-            for at in batch {
-                let Some(group) = groups.get(at) else { continue };
-                if !settings.algorithm.has_gradient(&group.advantages) {
-                    continue;
-                }
-                let known = seen.get(at).map(Vec::as_slice).unwrap_or_default();
-                let mut judge = judge(verdict, at);
+            batch.retain(learns);
+            let parts = parts(groups, &batch, ranks.world());
+            for part in parts.get(ranks.rank()).into_iter().flatten() {
+                let known = seen.get(part.group).and_then(|it| it.get(part.rows.clone()));
                 let pass = adapting.pass(decoder, reference, settings);
-                pass.learn(group, known, &denominator, &mut judge, &mut sums)?;
+                pass.learn(groups, part, known.unwrap_or_default(), &denominator, &mut sums)?;
             }
-            if sums.refused.is_empty() {
-                adapting.step(settings, &mut sums)?;
+            if !looks_first {
+                let (refused, any) = refusals(ranks, &sums.examined, verdict)?;
+                if any {
+                    return Ok(Outcome::Refused(refused));
+                }
             }
+            adapting.step(settings, &mut sums, ranks)?;
         }
     }
-    if !sums.refused.is_empty() {
-        return Ok(Outcome::Refused(sums.refused));
-    }
+    sums.over_ranks(ranks)?;
     *adapter = adapting.adapter;
     *optimizer = adapting.optimizer;
     if let (Some(critic), Some(adapted)) = (critic, adapting.critic) {
@@ -299,43 +319,54 @@ impl Adapting {
         Pass { decoder, adapter: &self.adapter, reference, head, settings }
     }
 
-    /// One update with the gradients so far.
-    fn step(&mut self, settings: &UpdateSettings, sums: &mut Sums) -> Result<(), UpdateError> {
-        let Some(mut gradients) = sums.gradients.take() else { return Ok(()) };
+    /// One update with the gradients so far, those of all ranks.
+    fn step(
+        &mut self,
+        settings: &UpdateSettings,
+        sums: &mut Sums,
+        ranks: &mut Ranks,
+    ) -> Result<(), UpdateError> {
+        let mut gradients = sums.gradients.take();
+        let mut own = gradients.as_mut().map(Gradients::take_value_head);
+        gradients = summed(ranks, gradients, &mut self.adapter)?;
+        if let Some(critic) = &mut self.critic {
+            own = summed(ranks, own, &mut critic.head)?;
+        }
+        let Some(gradients) = gradients else { return Ok(()) };
         let (rate, value_rate) = settings.learning_rates;
-        let own = gradients.take_value_head();
         let norm = self.optimizer.step(rate, &mut self.adapter, gradients)?;
         sums.grad_norm += norm;
         sums.updates += 1;
         sums.moved += u32::from(norm > 0.0);
-        if let Some(critic) = &mut self.critic {
+        if let (Some(critic), Some(own)) = (&mut self.critic, own) {
             sums.value_grad_norm += critic.optimizer.step(value_rate, &mut critic.head, own)?;
         }
-        Ok(())
+        self.agree(ranks)
     }
-}
 
-fn judge<'a>(
-    verdict: &'a mut Verdict<'_>,
-    group: usize,
-) -> impl FnMut(usize, &SamplingEvidence) -> Result<(), Refusal> + 'a {
-    move |row, evidence| {
-        verdict(group, row, evidence).map_err(|reason| Refusal { group, row, reason })
+    /// All ranks hold the same policy.
+    fn agree(&self, ranks: &mut Ranks) -> Result<(), UpdateError> {
+        if ranks.world() == 1 {
+            return Ok(());
+        }
+        ranks.agree("adapter", Digest::of(&self.adapter.to_safetensors()?))?;
+        if let Some(critic) = &self.critic {
+            ranks.agree("value head", Digest::of(&critic.head.to_safetensors()?))?;
+        }
+        Ok(())
     }
 }
 
 /// Turns the values that the first pass found into advantages and returns.
 fn judge_by_values(settings: &UpdateSettings, groups: &[UpdateGroup<'_>], seen: &mut [Vec<Seen>]) {
     let Some(value) = settings.algorithm.value else { return };
-    for (group, parts) in groups.iter().zip(&mut *seen) {
-        let mut rewards = group.rewards.iter();
-        for part in parts {
-            let rows = part.values.iter().zip(&mut rewards);
-            part.judged =
-                rows.map(|(values, reward)| gae(*reward, values, value.gamma, value.lam)).collect();
+    let learns = |group: &UpdateGroup<'_>| settings.algorithm.has_gradient(&group.advantages);
+    for (group, rows) in groups.iter().zip(&mut *seen).filter(|(group, _)| learns(group)) {
+        for (row, reward) in rows.iter_mut().zip(&group.rewards) {
+            row.judged = Some(gae(*reward, &row.values, value.gamma, value.lam));
         }
     }
-    whiten(seen.iter_mut().flatten().flat_map(|part| &mut part.judged));
+    whiten(seen.iter_mut().flatten().filter_map(|row| row.judged.as_mut()));
 }
 
 fn all(groups: &[UpdateGroup<'_>]) -> Vec<usize> {
@@ -369,12 +400,4 @@ fn mini_batches(settings: &UpdateSettings, iteration: u32, groups: usize) -> Vec
     }
     // Of groups that were dropped on the way the last mini-batches have fewer.
     order.chunks(groups.div_ceil(parts).max(1)).map(<[usize]>::to_vec).collect()
-}
-
-/// Rows of a group that one forward pass takes.
-fn part_ranges(group: &UpdateGroup<'_>) -> impl Iterator<Item = Range<usize>> {
-    let longest = group.episodes.iter().map(|e| e.tokens.len()).max().unwrap_or(0);
-    let rows = (FORWARD_IDS / longest.max(1)).max(1);
-    let all = group.episodes.len();
-    (0..all).step_by(rows).map(move |first| first..(first + rows).min(all))
 }

@@ -1,7 +1,5 @@
 //! One group's way through the model: what it looks like before the updates, and its gradient in one.
 
-use std::ops::Range;
-
 use policy::{
     model::{Adapter, Decoder},
     score::{
@@ -12,7 +10,8 @@ use policy::{
 use protocol::Episode;
 
 use super::{
-    Refusal, UpdateError, UpdateGroup, UpdateReport, UpdateSettings, ValueReport, part_ranges,
+    UpdateError, UpdateGroup, UpdateReport, UpdateSettings, ValueReport,
+    parts::{Examined, Part},
 };
 use crate::{
     advantage::TokenAdvantages,
@@ -21,24 +20,44 @@ use crate::{
     loss::{
         Advantage, Denominator, LossRow, LossStats, ValueRow, ValueStats, policy_loss, value_loss,
     },
+    ranks::Ranks,
 };
 
 type Rows = Vec<Vec<f64>>;
 
-/// Decides on the evidence about a row of the group.
-type Judge<'a> = dyn FnMut(usize, &SamplingEvidence) -> Result<(), Refusal> + 'a;
-
-/// What a pass before the updates found out about one part of a group. All rows are of scored ids.
+/// What a pass before the updates found out about one rollout: columns of its scored ids.
 #[derive(Clone, Default)]
 pub(super) struct Seen {
     /// Log-probabilities under the policy that sampled.
-    logp: Rows,
+    logp: Vec<f64>,
     /// Under the reference, where there is a KL term.
-    reference: Option<Rows>,
+    reference: Option<Vec<f64>>,
     /// Values before the step; empty without a value head.
-    pub(super) values: Rows,
+    pub(super) values: Vec<f64>,
     /// Advantages and returns of those.
-    pub(super) judged: Vec<TokenAdvantages>,
+    pub(super) judged: Option<TokenAdvantages>,
+}
+
+impl Seen {
+    /// What the model gave, in the precision in which it gave it.
+    #[allow(clippy::cast_possible_truncation, reason = "they were f32")]
+    pub(super) fn to_floats(&self) -> Vec<f32> {
+        let columns = [Some(&self.logp), self.reference.as_ref(), Some(&self.values)];
+        columns.into_iter().flatten().flatten().map(|value| *value as f32).collect()
+    }
+
+    /// The same back, for a rollout of so many scored ids.
+    pub(super) fn from_floats(
+        floats: &mut impl Iterator<Item = f32>,
+        scored: usize,
+        settings: &UpdateSettings,
+    ) -> Self {
+        let mut column = || floats.by_ref().take(scored).map(f64::from).collect::<Vec<f64>>();
+        let logp = column();
+        let reference = (settings.algorithm.beta != 0.0).then(&mut column);
+        let values = settings.algorithm.value.map_or_else(Vec::new, |_| column());
+        Self { logp, reference, values, judged: None }
+    }
 }
 
 /// Sums over the parts and updates of a step.
@@ -56,10 +75,31 @@ pub(super) struct Sums {
     pub(super) value_grad_norm: f64,
     pub(super) updates: u32,
     pub(super) moved: u32,
-    pub(super) refused: Vec<Refusal>,
+    /// What rung 9 looks at.
+    pub(super) examined: Vec<Examined>,
 }
 
 impl Sums {
+    /// Adds up what each rank has counted by itself.
+    pub(super) fn over_ranks(&mut self, ranks: &mut Ranks) -> Result<(), UpdateError> {
+        if ranks.world() == 1 {
+            return Ok(());
+        }
+        let has_values = self.value.is_some();
+        let value = self.value.unwrap_or_default();
+        let (gap_tokens, ids) = (self.gap_tokens as f64, self.ids as f64);
+        let own = [self.loss, self.gap, gap_tokens, ids, f64::from(u8::from(has_values))];
+        let mut all = [&own[..], &self.stats.to_numbers(), &value.to_numbers()].concat();
+        ranks.all_reduce_wide(&mut all)?;
+        let (own, rest) = all.split_at(own.len());
+        let (stats, value) = rest.split_at(LossStats::NUMBERS);
+        (self.loss, self.gap) = (own[0], own[1]);
+        (self.gap_tokens, self.ids) = (own[2] as u64, own[3] as u64);
+        self.stats = LossStats::from_numbers(stats);
+        self.value = (own[4] > 0.0).then(|| ValueStats::from_numbers(value));
+        Ok(())
+    }
+
     pub(super) fn report(&self, settings: &UpdateSettings) -> UpdateReport {
         let (stats, updates) = (&self.stats, f64::from(self.updates.max(1)));
         UpdateReport {
@@ -123,36 +163,36 @@ impl Pass<'_> {
         }
     }
 
-    /// Scores a group under the policy that sampled it, examines it, and asks reference and value head.
+    /// Scores rollouts of a group under the policy that sampled them, examines them, and asks reference
+    /// and value head.
     pub(super) fn look(
         &self,
-        group: &UpdateGroup<'_>,
-        judge: &mut Judge<'_>,
+        groups: &[UpdateGroup<'_>],
+        part: &Part,
         sums: &mut Sums,
     ) -> Result<Vec<Seen>, UpdateError> {
-        let mut seen = Vec::new();
-        for rows in part_ranges(group) {
-            let Some(episodes) = group.episodes.get(rows.clone()) else { continue };
-            let batch = group_batch(episodes, group.images)?;
-            sums.add_ids(&batch);
-            let config =
-                ScoreConfig { entropy: false, examine: self.settings.examine, ..self.config() };
-            let (decoder, adapter) = (self.decoder, Some(self.adapter));
-            let (scores, values) = match self.head {
-                Some(head) => log_probs_and_values(decoder, adapter, head, &batch, &config)?,
-                None => (log_probs(decoder, adapter, &batch, &config)?, Vec::new()),
-            };
-            examine(episodes, rows, &scores, judge, sums);
-            if !sums.refused.is_empty() {
-                continue;
-            }
-            let logp = wide(&scores.log_probs);
-            sums.add_gap(self.settings, episodes, &logp);
-            let reference = self.reference_scores(&batch)?;
-            let values = wide(&values);
-            seen.push(Seen { logp, reference, values, judged: Vec::new() });
-        }
-        Ok(seen)
+        let Some((group, episodes)) = members(groups, part) else { return Ok(Vec::new()) };
+        let batch = group_batch(episodes, group.images)?;
+        sums.add_ids(&batch);
+        let config =
+            ScoreConfig { entropy: false, examine: self.settings.examine, ..self.config() };
+        let (decoder, adapter) = (self.decoder, Some(self.adapter));
+        let (scores, values) = match self.head {
+            Some(head) => log_probs_and_values(decoder, adapter, head, &batch, &config)?,
+            None => (log_probs(decoder, adapter, &batch, &config)?, Vec::new()),
+        };
+        examine(episodes, part, &scores, sums);
+        let logp = wide(&scores.log_probs);
+        sums.add_gap(self.settings, episodes, &logp);
+        let mut reference = self.reference_scores(&batch)?.map(Vec::into_iter);
+        let mut values = wide(&values).into_iter();
+        let seen = logp.into_iter().map(|logp| Seen {
+            logp,
+            reference: reference.as_mut().and_then(Iterator::next),
+            values: values.next().unwrap_or_default(),
+            judged: None,
+        });
+        Ok(seen.collect())
     }
 
     fn reference_scores(&self, batch: &ScoreBatch) -> Result<Option<Rows>, UpdateError> {
@@ -164,81 +204,70 @@ impl Pass<'_> {
         Ok(Some(wide(&scores.log_probs)))
     }
 
-    /// Adds a group's share of an update's gradient. Without `seen` this pass examines the group and
-    /// is its own old policy.
+    /// Adds the share that rollouts of a group have in an update's gradient. Where nothing is `known` of
+    /// them, this pass examines them and is its own old policy.
     pub(super) fn learn(
         &self,
-        group: &UpdateGroup<'_>,
-        seen: &[Seen],
+        groups: &[UpdateGroup<'_>],
+        part: &Part,
+        known: &[Seen],
         denominator: &Denominator,
-        judge: &mut Judge<'_>,
         sums: &mut Sums,
     ) -> Result<(), UpdateError> {
-        let mut seen = seen.iter();
-        for rows in part_ranges(group) {
-            let (Some(episodes), Some(advantages)) =
-                (group.episodes.get(rows.clone()), group.advantages.get(rows.clone()))
-            else {
-                continue;
-            };
-            let known = seen.next();
-            let batch = group_batch(episodes, group.images)?;
-            sums.add_ids(&batch);
-            // Before the tape, which holds the activations.
-            let reference = match known {
-                None if sums.refused.is_empty() => self.reference_scores(&batch)?,
-                _ => None,
-            };
-            let examine_now = if known.is_none() { self.settings.examine } else { None };
-            let config = ScoreConfig { examine: examine_now, ..self.config() };
-            let tape =
-                forward(self.decoder, Some(self.adapter), Trainable::Adapter, &batch, &config)?;
-            examine(episodes, rows, tape.scores(), judge, sums);
-            if !sums.refused.is_empty() {
-                // The rest is scored to find whatever else must be refused, and for nothing else.
-                continue;
-            }
-            let logp = wide(tape.log_probs());
-            if known.is_none() {
-                sums.add_gap(self.settings, episodes, &logp);
-            }
-            let old = known.map_or(&logp, |it| &it.logp);
-            let reference = known.map_or(reference.as_ref(), |it| it.reference.as_ref());
-            let entropies = tape.scores().entropies.as_deref().map(wide);
-            let judged = known.map(|it| it.judged.as_slice()).unwrap_or_default();
-            let loss_rows: Vec<LossRow<'_>> = (logp.iter().zip(old).zip(advantages).enumerate())
-                .map(|(row, ((logp, logp_old), advantage))| LossRow {
+        let Some((group, episodes)) = members(groups, part) else { return Ok(()) };
+        let advantages = group.advantages.get(part.rows.clone()).unwrap_or_default();
+        let batch = group_batch(episodes, group.images)?;
+        sums.add_ids(&batch);
+        let first = known.is_empty();
+        // Before the tape, which holds the activations.
+        let reference = if first { self.reference_scores(&batch)? } else { None };
+        let examine_now = if first { self.settings.examine } else { None };
+        let config = ScoreConfig { examine: examine_now, ..self.config() };
+        let tape = forward(self.decoder, Some(self.adapter), Trainable::Adapter, &batch, &config)?;
+        examine(episodes, part, tape.scores(), sums);
+        let logp = wide(tape.log_probs());
+        if first {
+            sums.add_gap(self.settings, episodes, &logp);
+        }
+        let entropies = tape.scores().entropies.as_deref().map(wide);
+        let loss_rows: Vec<LossRow<'_>> = (logp.iter().zip(advantages).enumerate())
+            .map(|(row, (logp, advantage))| {
+                let known = known.get(row);
+                LossRow {
                     logp,
-                    logp_old,
-                    logp_ref: at(reference, row),
+                    logp_old: known.map_or(logp, |it| &it.logp),
+                    logp_ref: match known {
+                        Some(known) => known.reference.as_deref(),
+                        None => at(reference.as_ref(), row),
+                    },
                     mask: None,
                     entropy: at(entropies.as_ref(), row),
-                    advantage: match judged.get(row) {
+                    advantage: match known.and_then(|it| it.judged.as_ref()) {
                         Some(tokens) => Advantage::Tokens(&tokens.advantages),
                         None => Advantage::Rollout(*advantage),
                     },
-                })
-                .collect();
-            let loss = policy_loss(&self.settings.algorithm.loss(), denominator, &loss_rows)?;
-            sums.loss += loss.value;
-            sums.stats.merge(&loss.stats);
-            let dvalues = match (self.head, known) {
-                (Some(head), Some(known)) => {
-                    Some((head, self.value_gradient(head, &tape, known, denominator, sums)?))
                 }
-                _ => None,
-            };
-            let dlogp = narrow(&loss.gradient);
-            let dentropy = loss.entropy_gradient.as_ref().map(|rows| narrow(rows));
-            let gradients = tape.backward(Derivatives {
-                log_probs: &dlogp,
-                entropies: dentropy.as_deref(),
-                values: dvalues.as_ref().map(|(head, rows)| (*head, rows.as_slice())),
-            })?;
-            match &mut sums.gradients {
-                None => sums.gradients = Some(gradients),
-                Some(sum) => sum.add(gradients),
+            })
+            .collect();
+        let loss = policy_loss(&self.settings.algorithm.loss(), denominator, &loss_rows)?;
+        sums.loss += loss.value;
+        sums.stats.merge(&loss.stats);
+        let dvalues = match self.head {
+            Some(head) if !first => {
+                Some((head, self.value_gradient(head, &tape, known, denominator, sums)?))
             }
+            _ => None,
+        };
+        let dlogp = narrow(&loss.gradient);
+        let dentropy = loss.entropy_gradient.as_ref().map(|rows| narrow(rows));
+        let gradients = tape.backward(Derivatives {
+            log_probs: &dlogp,
+            entropies: dentropy.as_deref(),
+            values: dvalues.as_ref().map(|(head, rows)| (*head, rows.as_slice())),
+        })?;
+        match &mut sums.gradients {
+            None => sums.gradients = Some(gradients),
+            Some(sum) => sum.add(gradients),
         }
         Ok(())
     }
@@ -247,17 +276,17 @@ impl Pass<'_> {
         &self,
         head: &ValueHead,
         tape: &policy::score::Tape,
-        known: &Seen,
+        known: &[Seen],
         denominator: &Denominator,
         sums: &mut Sums,
     ) -> Result<Vec<Vec<f32>>, UpdateError> {
         let Some(settings) = self.settings.algorithm.value else { return Ok(Vec::new()) };
         let values = wide(&tape.values(head)?);
-        let rows: Vec<ValueRow<'_>> = (values.iter().zip(&known.values).zip(&known.judged))
-            .map(|((values, values_old), judged)| ValueRow {
+        let rows: Vec<ValueRow<'_>> = (values.iter().zip(known))
+            .map(|(values, known)| ValueRow {
                 values,
-                values_old,
-                returns: &judged.returns,
+                values_old: &known.values,
+                returns: known.judged.as_ref().map_or(&[], |judged| &judged.returns),
             })
             .collect();
         let loss = value_loss(&settings.loss(), denominator, &rows)?;
@@ -266,19 +295,22 @@ impl Pass<'_> {
     }
 }
 
-/// Judges the rows of a part, which are these of their group.
-fn examine(
-    episodes: &[&Episode],
-    rows: Range<usize>,
-    scores: &Scores,
-    judge: &mut Judge<'_>,
-    sums: &mut Sums,
-) {
+/// A part's group and rollouts.
+fn members<'g, 'e>(
+    groups: &'g [UpdateGroup<'e>],
+    part: &Part,
+) -> Option<(&'g UpdateGroup<'e>, &'g [&'e Episode])> {
+    let group = groups.get(part.group)?;
+    Some((group, group.episodes.get(part.rows.clone())?))
+}
+
+/// Keeps what the scores say about how ids were sampled.
+fn examine(episodes: &[&Episode], part: &Part, scores: &Scores, sums: &mut Sums) {
+    let rows = part.rows.clone();
     for ((episode, row), tokens) in episodes.iter().zip(rows).zip(scores.evidence.iter().flatten())
     {
-        if let Err(refusal) = judge(row, &SamplingEvidence::of(&deviations(episode, tokens))) {
-            sums.refused.push(refusal);
-        }
+        let evidence = SamplingEvidence::of(&deviations(episode, tokens));
+        sums.examined.push((part.group, row, evidence));
     }
 }
 
