@@ -1,5 +1,6 @@
 //! The rollout actor: plays leased episodes and sends them to the learner. Knows no optimizer.
 
+pub mod adapters;
 mod check;
 pub mod cli;
 pub mod player;

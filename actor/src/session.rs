@@ -9,20 +9,18 @@ use std::{
 
 use policy::model::Decoder;
 use protocol::{
-    AckOutcome, ActorEndpoint, Assembly, Backoff, FetchError, FromLearner, Hello, LearnerLink,
-    LeaseAttempt, LinkError, PolicyDigest, RunId, Welcome,
+    AckOutcome, ActorEndpoint, Backoff, FromLearner, Hello, LearnerLink, LeaseAttempt, LinkError,
+    PolicyDigest, RunId, Welcome,
 };
 use terminal::Failure;
-use tokio::{
-    sync::{
-        mpsc::{UnboundedReceiver, unbounded_channel},
-        watch,
-    },
-    task::JoinHandle,
+use tokio::sync::{
+    mpsc::{UnboundedReceiver, unbounded_channel},
+    watch,
 };
 use tracing::{info, warn};
 
 use crate::{
+    adapters::Adapters,
     player::{Outcome, Player},
     worker::{self, Command, Report},
 };
@@ -56,6 +54,7 @@ struct Rollout {
     commands: Sender<Command>,
     reports: UnboundedReceiver<Report>,
     held: BTreeSet<PolicyDigest>,
+    adapters: Adapters,
     /// Leases in the thread's hands.
     leases: BTreeSet<LeaseAttempt>,
 }
@@ -90,7 +89,7 @@ pub async fn serve(
                             "the learner now serves another run: join it anew".into(),
                         ));
                     }
-                    None => rollout.insert(start(link.welcome(), &make_player)?),
+                    None => rollout.insert(start(link.welcome(), options.base, &make_player)?),
                 };
                 info!(run = %rollout.run.0.short(), "joined");
                 let end = play(&mut link, rollout, &options, &mut leave).await?;
@@ -137,6 +136,7 @@ fn jitter(endpoint: &ActorEndpoint, failures: u32) -> f64 {
 
 fn start(
     welcome: &Welcome,
+    base: protocol::Digest,
     make_player: impl Fn(&Welcome) -> Result<(Player, Decoder), Failure>,
 ) -> Result<Rollout, Failure> {
     let (player, decoder) = make_player(welcome)?;
@@ -148,12 +148,10 @@ fn start(
         commands,
         reports,
         held: BTreeSet::new(),
+        adapters: Adapters::new(base),
         leases: BTreeSet::new(),
     })
 }
-
-/// An adapter on its way, and the policy that it makes.
-type Fetching = (PolicyDigest, JoinHandle<Result<Vec<u8>, FetchError>>);
 
 /// One connection's worth of work.
 async fn play(
@@ -164,7 +162,8 @@ async fn play(
 ) -> Result<End, Failure> {
     let sender = link.sender();
     let slots = options.hello.slots as usize;
-    let mut fetch: Option<Fetching> = None;
+    // What an earlier link left unfinished goes on from where it stopped.
+    rollout.adapters.stop().await;
     let mut free = None;
     loop {
         let now = u32::try_from(slots.saturating_sub(rollout.leases.len())).unwrap_or(u32::MAX);
@@ -178,26 +177,19 @@ async fn play(
             message = link.recv() => match message {
                 Ok(FromLearner::Grant(leases)) => {
                     rollout.leases.extend(leases.iter().map(LeaseAttempt::from));
+                    for policy in leases.iter().map(|lease| lease.policy) {
+                        if !rollout.held.contains(&policy) {
+                            rollout.adapters.awaited(policy);
+                        }
+                    }
                     rollout.tell(Command::Play(leases))?;
                     // A grant uses up free slots that the learner knows of already.
                     free = Some(u32::try_from(slots.saturating_sub(rollout.leases.len())).unwrap_or(u32::MAX));
                 }
                 Ok(FromLearner::Announce(manifest)) => {
-                    if rollout.held.contains(&manifest.policy) {
-                        continue;
+                    if !rollout.held.contains(&manifest.policy) {
+                        rollout.adapters.announced(manifest, &sender).await?;
                     }
-                    manifest.check_policy(&options.base).map_err(Failure::fault)?;
-                    // The newest wins: an older fetch is given up.
-                    if let Some((_, older)) = fetch.take() {
-                        older.abort();
-                    }
-                    let policy = manifest.policy;
-                    let mut assembly = Assembly::new(manifest).map_err(Failure::fault)?;
-                    let sender = sender.clone();
-                    fetch = Some((policy, tokio::spawn(async move {
-                        sender.fetch(&mut assembly).await?;
-                        Ok(assembly.finish()?)
-                    })));
                 }
                 Ok(FromLearner::Ack { episode, outcome: AckOutcome::Rejected { reason } }) => {
                     warn!(episode = %episode.0.short(), "rejected: {reason}");
@@ -245,28 +237,12 @@ async fn play(
                     return Ok(End::Lost(error));
                 }
             },
-            Some((policy, fetched)) = arrived(&mut fetch) => match fetched {
-                Ok(bytes) => rollout.tell(Command::Adopt { policy, bytes })?,
-                Err(reason) => warn!(policy = %policy.0.short(), "not fetched: {reason}"),
-            },
+            (policy, bytes) = rollout.adapters.arrived(&sender) => {
+                rollout.tell(Command::Adopt { policy, bytes })?;
+            }
             _ = leave.wait_for(|leave| *leave) => return Ok(End::Left),
         }
     }
-}
-
-/// The result of the fetch under way; never ready while there is none.
-async fn arrived(fetch: &mut Option<Fetching>) -> Option<(PolicyDigest, Result<Vec<u8>, String>)> {
-    let Some((policy, task)) = fetch else {
-        return std::future::pending().await;
-    };
-    let policy = *policy;
-    let result = task.await;
-    *fetch = None;
-    let result = match result {
-        Ok(fetched) => fetched.map_err(|e| e.to_string()),
-        Err(stopped) => Err(stopped.to_string()),
-    };
-    Some((policy, result))
 }
 
 impl Rollout {

@@ -7,6 +7,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use bytes::Bytes;
 use policy::model::{Adapter, Decoder};
 use protocol::{Lease, LeaseAttempt, PolicyDigest};
 use tokio::sync::mpsc::UnboundedSender;
@@ -21,7 +22,7 @@ pub enum Command {
         /// The policy.
         policy: PolicyDigest,
         /// Verified `adapter_model.safetensors` bytes.
-        bytes: Vec<u8>,
+        bytes: Bytes,
     },
     /// Play these. Leases whose policy is still on its way wait for it.
     Play(Vec<Lease>),

@@ -139,11 +139,13 @@ impl Server {
         &self.join
     }
 
-    /// Makes an adapter fetchable, and forgets all but the `keep` newest steps.
-    pub fn publish(&self, manifest: AdapterManifest, bytes: Vec<u8>, keep: u64) {
+    /// Makes an adapter fetchable, whole and as differences to the newest before it, and forgets all
+    /// but the `keep` newest steps. Returns the manifest to announce.
+    pub fn publish(&self, manifest: AdapterManifest, bytes: Vec<u8>, keep: u64) -> AdapterManifest {
         let step = manifest.step;
-        self.shelf.put(manifest, bytes);
+        let manifest = self.shelf.put(manifest, bytes);
         self.shelf.retain(|held| held.step + keep > step);
+        manifest
     }
 
     /// The next event, if one comes in time.

@@ -13,6 +13,7 @@ mod fetch;
 mod learner;
 mod link;
 mod reset;
+mod shelf;
 mod socket;
 mod stream;
 mod to_actor;
@@ -24,8 +25,9 @@ pub use actor::{ActorEndpoint, SocketFactory};
 pub use arrival::{Arrival, BindError, JoinFailure};
 pub use close::{CloseCode, LinkError};
 pub use connect_error::ConnectError;
-pub use fetch::{AdapterChunk, AdapterShelf, AdapterStore, FetchError};
+pub use fetch::FetchError;
 pub use learner::{LearnerConfig, LearnerEndpoint};
+pub use shelf::{AdapterChunk, AdapterShelf, AdapterStore};
 pub use to_actor::{ActorLink, ToActor};
 pub use to_learner::{LearnerLink, ToLearner};
 

@@ -8,7 +8,7 @@
 use crate::Digest;
 
 /// The version of frames and messages. A peer of another version is refused before the first frame.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"RCL1";
@@ -21,6 +21,7 @@ pub const CHUNK_LEN: usize = 4 << 20;
 
 const CONTROL_CAP: usize = 64 << 10;
 const SETTINGS_CAP: usize = 1 << 20;
+const ANNOUNCE_CAP: usize = 128 << 10;
 
 /// What a frame's body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,6 +126,7 @@ impl Kind {
     pub fn cap(self) -> usize {
         match self {
             Self::Welcome | Self::Grant => SETTINGS_CAP,
+            Self::Announce => ANNOUNCE_CAP,
             Self::Episode => 16 << 20,
             Self::Chunk => CHUNK_LEN,
             _ => CONTROL_CAP,

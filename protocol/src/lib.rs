@@ -5,7 +5,9 @@
 //! This crate knows neither Burn nor the files of a run.
 
 mod admission;
+mod assembly;
 mod backoff;
+pub mod delta;
 pub mod digest;
 pub mod endpoint;
 pub mod episode;
@@ -17,12 +19,14 @@ pub mod lease;
 pub mod manifest;
 pub mod message;
 pub mod noise_key;
+mod parallel;
 mod private;
 pub mod session;
 mod tls;
 pub mod trace;
 pub mod wire;
 
+pub use assembly::Assembly;
 pub use backoff::Backoff;
 pub use digest::{ActorId, Digest, EpisodeId, PolicyDigest, RunId, StreamHasher};
 pub use endpoint::{
@@ -36,7 +40,7 @@ pub use identity::{Identity, IdentityError};
 pub use image::{Image, ImageError};
 pub use join::{Join, JoinError, Secret};
 pub use lease::{Lease, LeaseId, Sampling, Split, Task};
-pub use manifest::{AdapterManifest, Assembly, ManifestError};
+pub use manifest::{AdapterManifest, DeltaChunk, DeltaManifest, ManifestError};
 pub use message::{
     AckOutcome, ComputeDtype, Fetch, FromActor, FromLearner, Hello, LeaseAttempt, ModelDigests,
     OnMalformed, RefusalCode, Refused, RunSettings, Welcome,

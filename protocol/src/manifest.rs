@@ -1,9 +1,15 @@
-//! Adapter manifests: what a broadcast promises, and the assembly that holds it to that promise.
+//! Adapter manifests: what a broadcast promises.
 //!
-//! Chunks may come from anyone in any order; each is verified against the manifest before it is
-//! kept, so a broken transfer goes on where it stopped and nobody on the way needs to be trusted.
+//! A manifest lists the digest of each chunk of an adapter, and for each chunk that has one the digest
+//! of a shorter [delta](crate::delta) against the same chunk of an earlier broadcast. Who receives a
+//! chunk, whole or as a delta, from anyone, holds it against these.
 
-use crate::{Digest, PolicyDigest, frame::CHUNK_LEN};
+use crate::{
+    Digest, PolicyDigest,
+    delta::{self, DeltaError, Layout},
+    frame::CHUNK_LEN,
+    parallel,
+};
 
 /// Most chunks of one adapter: 4 GiB.
 pub const MAX_CHUNKS: usize = 1024;
@@ -21,6 +27,26 @@ pub struct AdapterManifest {
     pub bytes: u64,
     /// SHA-256 of each piece of [`CHUNK_LEN`] bytes; the last may be shorter.
     pub chunks: Vec<Digest>,
+    /// The shorter way for who has an earlier adapter.
+    pub delta: Option<DeltaManifest>,
+}
+
+/// The chunks of an adapter as differences to those of an earlier one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaManifest {
+    /// The policy whose adapter they start from.
+    pub base: PolicyDigest,
+    /// For each chunk of the adapter its delta; nothing where that is no shorter than the chunk.
+    pub chunks: Vec<Option<DeltaChunk>>,
+}
+
+/// One chunk's delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaChunk {
+    /// SHA-256 of the delta's bytes.
+    pub digest: Digest,
+    /// How many they are; fewer than the chunk has.
+    pub bytes: u32,
 }
 
 /// Why a manifest or a chunk is not believed.
@@ -41,6 +67,19 @@ pub enum ManifestError {
         got: usize,
         /// Digests needed.
         want: usize,
+    },
+    /// The deltas do not fit the chunks.
+    #[error("adapter manifest: delta: {0}")]
+    Delta(&'static str),
+    /// A delta does not make a chunk.
+    #[error("adapter {adapter}: chunk {chunk}: {source}")]
+    Undelta {
+        /// The adapter.
+        adapter: Digest,
+        /// The index.
+        chunk: usize,
+        /// What is wrong with it.
+        source: DeltaError,
     },
     /// The policy digest does not follow from base and adapter.
     #[error("adapter manifest: policy: {got} is not these base weights with this adapter ({want})")]
@@ -94,16 +133,54 @@ impl AdapterManifest {
     /// # Errors
     /// No bytes, or more than 4 GiB.
     pub fn build(step: u64, base: &Digest, bytes: &[u8]) -> Result<Self, ManifestError> {
-        let adapter = Digest::of(bytes);
-        let manifest = Self {
-            step,
-            policy: PolicyDigest::new(base, &adapter),
-            adapter,
-            bytes: bytes.len() as u64,
-            chunks: bytes.chunks(CHUNK_LEN).map(Digest::of).collect(),
-        };
+        let chunks: Vec<&[u8]> = bytes.chunks(CHUNK_LEN).collect();
+        let (adapter, chunks) = parallel::both(
+            || Digest::of(bytes),
+            || parallel::map(&chunks, |_, chunk| Digest::of(chunk)),
+        );
+        let policy = PolicyDigest::new(base, &adapter);
+        let manifest =
+            Self { step, policy, adapter, bytes: bytes.len() as u64, chunks, delta: None };
         manifest.check()?;
         Ok(manifest)
+    }
+
+    /// The same with deltas against the adapter of an earlier policy, and the deltas' bytes by chunk.
+    /// Where none is shorter than its chunk, or the two adapters differ in length or not at all, the
+    /// manifest stays as it is.
+    #[must_use]
+    pub fn with_delta(
+        self,
+        bytes: &[u8],
+        base: PolicyDigest,
+        base_bytes: &[u8],
+    ) -> (Self, Vec<Option<Vec<u8>>>) {
+        if base_bytes.len() != bytes.len() || base == self.policy {
+            return (self, Vec::new());
+        }
+        let layout = Layout::of(bytes);
+        let pairs: Vec<_> = bytes.chunks(CHUNK_LEN).zip(base_bytes.chunks(CHUNK_LEN)).collect();
+        let deltas = parallel::map(&pairs, |index, (chunk, base)| {
+            let start = index * CHUNK_LEN;
+            let delta = delta::encode(&layout, start..start + chunk.len(), base, chunk).ok()?;
+            let shorter = u32::try_from(delta.len()).ok().filter(|_| delta.len() < chunk.len());
+            shorter.map(|bytes| (DeltaChunk { digest: Digest::of(&delta), bytes }, delta))
+        });
+        if deltas.iter().all(Option::is_none) {
+            return (self, Vec::new());
+        }
+        let (chunks, deltas) = deltas.into_iter().map(Option::unzip).unzip();
+        (Self { delta: Some(DeltaManifest { base, chunks }), ..self }, deltas)
+    }
+
+    /// What one who has the base fetches, and what one without it does, in bytes.
+    pub fn transfer_bytes(&self) -> (u64, u64) {
+        let deltas = self.delta.as_ref().map(|delta| delta.chunks.as_slice()).unwrap_or_default();
+        let saved = deltas.iter().enumerate().filter_map(|(index, delta)| {
+            let whole = self.range(index)?.len() as u64;
+            Some(whole.saturating_sub(u64::from(delta.as_ref()?.bytes)))
+        });
+        (self.bytes.saturating_sub(saved.sum()), self.bytes)
     }
 
     /// Whether length and chunk list agree and are within limits.
@@ -126,7 +203,28 @@ impl AdapterManifest {
                 want,
             });
         }
-        Ok(())
+        self.delta.as_ref().map_or(Ok(()), |delta| self.check_delta(delta))
+    }
+
+    fn check_delta(&self, delta: &DeltaManifest) -> Result<(), ManifestError> {
+        if delta.base == self.policy {
+            return Err(ManifestError::Delta("its base is the adapter itself"));
+        }
+        if delta.chunks.len() != self.chunks.len() {
+            return Err(ManifestError::Delta("it has not one entry for each chunk"));
+        }
+        if delta.chunks.iter().all(Option::is_none) {
+            return Err(ManifestError::Delta("it has no chunk at all"));
+        }
+        let shorter = |(index, chunk): (usize, &Option<DeltaChunk>)| {
+            let whole = self.range(index).map_or(0, |range| range.len());
+            chunk.is_none_or(|chunk| chunk.bytes > 0 && (chunk.bytes as usize) < whole)
+        };
+        if delta.chunks.iter().enumerate().all(shorter) {
+            Ok(())
+        } else {
+            Err(ManifestError::Delta("a chunk of it is empty or no shorter than the whole chunk"))
+        }
     }
 
     /// Whether the policy digest is that of this adapter on the base weights `base`.
@@ -150,174 +248,74 @@ impl AdapterManifest {
     }
 }
 
-/// An adapter on its way: which chunks are here, and the bytes so far.
-pub struct Assembly {
-    manifest: AdapterManifest,
-    bytes: Vec<u8>,
-    have: Vec<bool>,
-}
-
-impl std::fmt::Debug for Assembly {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let have = self.have.iter().filter(|have| **have).count();
-        write!(f, "Assembly({}, {have} of {})", self.manifest.policy, self.have.len())
-    }
-}
-
-impl Assembly {
-    /// Starts with nothing.
-    ///
-    /// # Errors
-    /// The manifest contradicts itself.
-    pub fn new(manifest: AdapterManifest) -> Result<Self, ManifestError> {
-        manifest.check()?;
-        let have = vec![false; manifest.chunks.len()];
-        let len =
-            usize::try_from(manifest.bytes).map_err(|_| ManifestError::TooLarge(manifest.bytes))?;
-        Ok(Self { manifest, bytes: vec![0; len], have })
-    }
-
-    /// Starts from the bytes of an earlier, broken transfer: chunks that hold are kept.
-    ///
-    /// # Errors
-    /// The manifest contradicts itself.
-    pub fn resume(manifest: AdapterManifest, partial: &[u8]) -> Result<Self, ManifestError> {
-        let mut assembly = Self::new(manifest)?;
-        for index in 0..assembly.have.len() {
-            let chunk = assembly.manifest.range(index).and_then(|range| partial.get(range));
-            if let Some(chunk) = chunk {
-                // A chunk that does not hold is simply still missing.
-                let _ = assembly.put(index, chunk);
-            }
-        }
-        Ok(assembly)
-    }
-
-    /// The manifest.
-    pub fn manifest(&self) -> &AdapterManifest {
-        &self.manifest
-    }
-
-    /// Indices of the chunks that are not here yet, in order.
-    pub fn missing(&self) -> impl Iterator<Item = usize> + '_ {
-        self.have.iter().enumerate().filter(|(_, have)| !**have).map(|(index, _)| index)
-    }
-
-    /// Whether every chunk is here.
-    pub fn is_complete(&self) -> bool {
-        self.have.iter().all(|have| *have)
-    }
-
-    /// Keeps a chunk if it is what the manifest promised.
-    ///
-    /// # Errors
-    /// No such chunk, or other bytes than promised; the assembly is unchanged then.
-    pub fn put(&mut self, index: usize, chunk: &[u8]) -> Result<(), ManifestError> {
-        self.put_hashed(index, chunk, Digest::of(chunk))
-    }
-
-    /// The same for a chunk whose digest was just computed from its bytes.
-    pub(crate) fn put_hashed(
-        &mut self,
-        index: usize,
-        chunk: &[u8],
-        digest: Digest,
-    ) -> Result<(), ManifestError> {
-        let adapter = self.manifest.adapter;
-        let chunks = self.have.len();
-        let no_such = || ManifestError::NoSuchChunk { adapter, chunk: index, chunks };
-        let range = self.manifest.range(index).ok_or_else(no_such)?;
-        let want = self.manifest.chunks.get(index).ok_or_else(no_such)?;
-        if chunk.len() != range.len() || digest != *want {
-            return Err(ManifestError::Chunk { adapter, chunk: index });
-        }
-        self.bytes[range].copy_from_slice(chunk);
-        self.have[index] = true;
-        Ok(())
-    }
-
-    /// The adapter's bytes, the total hash verified.
-    ///
-    /// # Errors
-    /// Chunks are missing, or the manifest contradicts itself.
-    pub fn finish(self) -> Result<Vec<u8>, ManifestError> {
-        let missing = self.missing().count();
-        if missing > 0 {
-            return Err(ManifestError::Incomplete {
-                adapter: self.manifest.adapter,
-                missing,
-                chunks: self.have.len(),
-            });
-        }
-        let got = Digest::of(&self.bytes);
-        if got == self.manifest.adapter {
-            Ok(self.bytes)
-        } else {
-            Err(ManifestError::Total { want: self.manifest.adapter, got })
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn adapter() -> (AdapterManifest, Vec<u8>) {
-        let bytes: Vec<u8> = (0..CHUNK_LEN * 2 + 5).map(|i| (i % 251) as u8).collect();
-        let manifest = AdapterManifest::build(3, &Digest::of(b"base"), &bytes).expect("an adapter");
-        (manifest, bytes)
+    fn adapter(last: u8) -> Vec<u8> {
+        (0..CHUNK_LEN * 2 + 5).map(|i| if i % 1000 == 0 { last } else { (i % 251) as u8 }).collect()
     }
 
-    #[test]
-    fn chunks_in_any_order_give_the_same_bytes() {
-        let (manifest, bytes) = adapter();
-        assert_eq!(manifest.chunks.len(), 3);
-        manifest.check_policy(&Digest::of(b"base")).expect("its own base");
-        assert!(manifest.check_policy(&Digest::of(b"other")).is_err());
-        let mut assembly = Assembly::new(manifest.clone()).expect("sound");
-        for index in [2, 0, 1] {
-            let range = manifest.range(index).expect("exists");
-            assembly.put(index, &bytes[range]).expect("as promised");
-        }
-        assert_eq!(assembly.finish().expect("whole"), bytes);
-    }
-
-    #[test]
-    fn a_chunk_with_one_flipped_bit_is_not_kept() {
-        let (manifest, bytes) = adapter();
-        let mut assembly = Assembly::new(manifest).expect("sound");
-        let mut chunk = bytes[..CHUNK_LEN].to_vec();
-        chunk[17] ^= 1;
-        assert!(matches!(assembly.put(0, &chunk), Err(ManifestError::Chunk { chunk: 0, .. })));
-        assert!(matches!(assembly.put(0, &bytes[..9]), Err(ManifestError::Chunk { .. })));
-        assert!(matches!(assembly.put(3, &[]), Err(ManifestError::NoSuchChunk { .. })));
-        assert_eq!(assembly.missing().collect::<Vec<_>>(), [0, 1, 2]);
-        assert!(matches!(assembly.finish(), Err(ManifestError::Incomplete { missing: 3, .. })));
-    }
-
-    #[test]
-    fn a_broken_transfer_resumes_with_the_chunks_that_hold() {
-        let (manifest, mut bytes) = adapter();
-        bytes[0] ^= 1;
-        let assembly = Assembly::resume(manifest, &bytes[..CHUNK_LEN * 2 + 1]).expect("sound");
-        assert_eq!(assembly.missing().collect::<Vec<_>>(), [0, 2]);
-    }
-
-    #[test]
-    fn a_manifest_whose_total_contradicts_its_chunks_is_caught() {
-        let (mut manifest, bytes) = adapter();
-        manifest.adapter = Digest::of(b"something else");
-        let assembly = Assembly::resume(manifest, &bytes).expect("sound");
-        assert!(matches!(assembly.finish(), Err(ManifestError::Total { .. })));
+    fn manifest() -> AdapterManifest {
+        AdapterManifest::build(3, &Digest::of(b"base"), &adapter(0)).expect("an adapter")
     }
 
     #[test]
     fn lengths_and_chunk_counts_must_agree() {
-        let (mut manifest, _) = adapter();
+        let mut manifest = manifest();
         manifest.bytes += CHUNK_LEN as u64;
         assert!(matches!(manifest.check(), Err(ManifestError::ChunkCount { .. })));
         manifest.bytes = u64::MAX;
         assert!(matches!(manifest.check(), Err(ManifestError::TooLarge(_))));
         assert_eq!(AdapterManifest::build(0, &Digest([0; 32]), &[]), Err(ManifestError::Empty));
+    }
+
+    #[test]
+    fn a_delta_must_be_shorter_than_its_chunk_and_of_another_policy() {
+        let earlier = AdapterManifest::build(2, &Digest::of(b"base"), &adapter(9)).expect("sound");
+        let (sound, deltas) = manifest().with_delta(&adapter(0), earlier.policy, &adapter(9));
+        assert_eq!(sound.check(), Ok(()));
+        let (with, without) = sound.transfer_bytes();
+        assert_eq!(without, sound.bytes);
+        let sent: usize = deltas.iter().flatten().map(Vec::len).sum();
+        // Five bytes are not worth a delta.
+        assert!(deltas[0].is_some() && deltas[1].is_some() && deltas[2].is_none());
+        assert_eq!(with, sent as u64 + 5);
+        assert!(with * 50 < without, "{with} of {without}");
+
+        let changed = |change: fn(&mut DeltaManifest)| {
+            let mut manifest = sound.clone();
+            manifest.delta.as_mut().map(change).expect("there");
+            manifest.check()
+        };
+        let cases: [fn(&mut DeltaManifest); 5] = [
+            |it| it.chunks.truncate(2),
+            |it| it.chunks.fill(None),
+            |it| it.chunks[0].as_mut().expect("there").bytes = 0,
+            |it| it.chunks[1].as_mut().expect("there").bytes = CHUNK_LEN as u32,
+            |it| it.chunks[2] = it.chunks[0],
+        ];
+        for case in cases {
+            assert!(matches!(changed(case), Err(ManifestError::Delta(_))));
+        }
+        let mut own = sound.clone();
+        own.policy = earlier.policy;
+        assert!(matches!(own.check(), Err(ManifestError::Delta(_))));
+    }
+
+    #[test]
+    fn nothing_shorter_means_no_delta() {
+        let (bytes, policy) = (adapter(0), PolicyDigest(Digest::of(b"earlier")));
+        let plain = manifest();
+        let same = plain.clone().with_delta(&bytes, plain.policy, &bytes);
+        let longer = plain.clone().with_delta(&bytes, policy, &[0; 7]);
+        let noise: Vec<u8> = (0..bytes.len() as u64 / 32 + 1)
+            .flat_map(|at| Digest::of(&at.to_le_bytes()).0)
+            .take(bytes.len())
+            .collect();
+        let unlike = plain.clone().with_delta(&bytes, policy, &noise);
+        for (manifest, deltas) in [same, longer, unlike] {
+            assert_eq!((manifest, deltas), (plain.clone(), Vec::new()));
+        }
     }
 }

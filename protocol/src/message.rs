@@ -265,4 +265,6 @@ pub struct Fetch {
     pub policy: PolicyDigest,
     /// Index of the chunk.
     pub chunk: u32,
+    /// Its delta against the base that the manifest names, instead of the whole chunk.
+    pub delta: bool,
 }

@@ -9,15 +9,16 @@
 //! Bodies are bincode 2 with fixed-width little-endian integers, so that no number or length has two
 //! spellings, and every byte of a body is used.
 
+mod broadcast;
 mod control;
 mod episode;
 mod grant;
 
 pub use bounds::*;
+pub use broadcast::{decode_fetch, decode_manifest, encode_fetch, encode_manifest};
 pub use control::{
-    decode_fetch, decode_from_actor, decode_from_learner, decode_hello, decode_refused,
-    decode_welcome, encode_fetch, encode_from_actor, encode_from_learner, encode_hello,
-    encode_refused, encode_welcome,
+    decode_from_actor, decode_from_learner, decode_hello, decode_refused, decode_welcome,
+    encode_from_actor, encode_from_learner, encode_hello, encode_refused, encode_welcome,
 };
 pub(crate) use episode::check_episode_len;
 pub use episode::peek_lease;

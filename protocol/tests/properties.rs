@@ -5,9 +5,9 @@ mod support;
 
 use proptest::{collection::vec, prelude::*};
 use protocol::{
-    AckOutcome, AdapterManifest, CallKind, Digest, Episode, EpisodeEnd, EpisodeId, Fetch,
-    FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt, LeaseId, ModelDigests,
-    NoiseKey, PolicyDigest, RunId, Sampling, Span, Split, Task, TraceRow,
+    AckOutcome, AdapterManifest, CallKind, DeltaChunk, DeltaManifest, Digest, Episode, EpisodeEnd,
+    EpisodeId, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt,
+    LeaseId, ModelDigests, NoiseKey, PolicyDigest, RunId, Sampling, Span, Split, Task, TraceRow,
     frame::{CHUNK_LEN, Decoded, Decoder, Frame, Kind},
 };
 use support::{Message, episode, frame, samples};
@@ -126,10 +126,25 @@ prop_compose! {
 }
 
 fn manifests() -> impl Strategy<Value = AdapterManifest> {
-    (any::<u64>(), policies(), digests(), vec(digests(), 1..4), 1..=CHUNK_LEN).prop_map(
-        |(step, policy, adapter, chunks, last)| {
+    let deltas = vec(prop::option::of((digests(), 1..CHUNK_LEN as u32)), 3);
+    let head = (any::<u64>(), policies(), digests(), vec(digests(), 1..4), 1..=CHUNK_LEN);
+    (head, prop::option::of((policies(), deltas))).prop_map(
+        |((step, policy, adapter, chunks, last), delta)| {
             let bytes = ((chunks.len() - 1) * CHUNK_LEN + last) as u64;
-            AdapterManifest { step, policy, adapter, bytes, chunks }
+            let delta = delta.map(|(base, deltas)| DeltaManifest {
+                base,
+                chunks: deltas
+                    .into_iter()
+                    .take(chunks.len())
+                    .map(|it| it.map(|(digest, bytes)| DeltaChunk { digest, bytes }))
+                    .collect(),
+            });
+            let mut manifest = AdapterManifest { step, policy, adapter, bytes, chunks, delta };
+            // No delta at all, or one that is too long for the last chunk.
+            if manifest.check().is_err() {
+                manifest.delta = None;
+            }
+            manifest
         },
     )
 }
@@ -167,8 +182,8 @@ fn messages() -> impl Strategy<Value = Message> {
             Message::FromLearner(FromLearner::Ack { episode: EpisodeId(id), outcome })
         }),
         vec(attempts(), 0..5).prop_map(|leases| Message::FromLearner(FromLearner::Revoke(leases))),
-        (policies(), any::<u32>())
-            .prop_map(|(policy, chunk)| Message::Fetch(Fetch { policy, chunk })),
+        (policies(), any::<u32>(), any::<bool>())
+            .prop_map(|(policy, chunk, delta)| Message::Fetch(Fetch { policy, chunk, delta })),
     ]
 }
 
@@ -242,7 +257,7 @@ proptest! {
     ) {
         let mut stream = Vec::new();
         if prefix {
-            stream.extend_from_slice(b"RCL1\x01\x00");
+            stream.extend_from_slice(b"RCL1\x02\x00");
             stream.push(kind.byte());
         }
         stream.extend_from_slice(&bytes);

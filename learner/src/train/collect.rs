@@ -150,7 +150,7 @@ impl Collector {
     /// Announces a policy: leases of later orders may name it.
     pub fn publish(&mut self, manifest: AdapterManifest, bytes: Vec<u8>) {
         // One step back stays fetchable for actors that are in the middle of fetching it.
-        self.server.publish(manifest.clone(), bytes, 2);
+        let manifest = self.server.publish(manifest, bytes, 2);
         for actor in self.actors.values() {
             actor.say(FromLearner::Announce(manifest.clone()));
         }

@@ -1,79 +1,43 @@
 //! Adapter chunks: asked for one by one on streams of their own, answered with raw bytes.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use quinn::{Connection, RecvStream, SendStream, VarInt};
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
 
 use super::{
     LinkConfig,
     close::LinkError,
+    shelf::{AdapterChunk, AdapterStore},
     stream::{FrameReader, pack, write_error, write_frame},
 };
 use crate::{
-    AdapterManifest, Assembly, Digest, Fetch, ManifestError, PolicyDigest,
+    Assembly, Digest, Fetch, ManifestError, PolicyDigest,
     frame::{Channel, Frame, Header, Kind},
     session::Violation,
     wire,
 };
 
-/// The reset code of a chunk that is not there.
+/// The reset code of a chunk that is not there, or no longer.
 const GONE: u32 = 1;
-
-/// One chunk and its digest, known already so that serving costs no hashing.
-#[derive(Clone, Debug)]
-pub struct AdapterChunk {
-    /// The bytes, shared and not copied.
-    pub bytes: Bytes,
-    /// Their SHA-256.
-    pub digest: Digest,
-}
-
-/// Where a learner's links find chunks to serve. Called on the network's threads: it must not block.
-pub trait AdapterStore: Send + Sync + 'static {
-    /// A chunk of a policy's adapter, if that adapter is still served.
-    fn chunk(&self, policy: &PolicyDigest, index: u32) -> Option<AdapterChunk>;
-}
-
-/// Adapters served from memory.
-#[derive(Default)]
-pub struct AdapterShelf(Mutex<HashMap<PolicyDigest, (AdapterManifest, Bytes)>>);
-
-impl std::fmt::Debug for AdapterShelf {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "AdapterShelf({} adapters)", self.lock().len())
-    }
-}
-
-impl AdapterShelf {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<PolicyDigest, (AdapterManifest, Bytes)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Serves an adapter: announce its manifest afterwards.
-    pub fn put(&self, manifest: AdapterManifest, bytes: impl Into<Bytes>) {
-        self.lock().insert(manifest.policy, (manifest, bytes.into()));
-    }
-
-    /// Stops serving the policies that `keep` refuses.
-    pub fn retain(&self, mut keep: impl FnMut(&AdapterManifest) -> bool) {
-        self.lock().retain(|_, (manifest, _)| keep(manifest));
-    }
-}
-
-impl AdapterStore for AdapterShelf {
-    fn chunk(&self, policy: &PolicyDigest, index: u32) -> Option<AdapterChunk> {
-        let shelf = self.lock();
-        let (manifest, bytes) = shelf.get(policy)?;
-        let index = usize::try_from(index).ok()?;
-        let range = manifest.range(index).filter(|range| range.end <= bytes.len())?;
-        Some(AdapterChunk { bytes: bytes.slice(range), digest: *manifest.chunks.get(index)? })
-    }
-}
+/// The reset code of a chunk that was not taken in time.
+const SLOW: u32 = 2;
+/// Chunks that one link is sent at a time.
+pub(super) const LINK_PLACES: usize = 4;
+/// A chunk that is not through after this long gives its place to the next one and goes on without,
+/// and so do the link's later ones until one is quicker: whoever takes so long takes little of the line.
+const PLACE: Duration = Duration::from_secs(1);
 
 /// Why an adapter did not arrive. Chunks that did are kept by the assembly.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,36 +53,121 @@ pub enum FetchError {
     Link(#[from] LinkError),
 }
 
-/// Answers one request.
-pub(super) async fn serve(
+/// What the links of one endpoint serve from, and how much of it at a time.
+pub(super) struct Serving {
     store: Arc<dyn AdapterStore>,
-    mut send: SendStream,
-    recv: RecvStream,
-    config: &LinkConfig,
-) -> Result<(), LinkError> {
-    let frame = match FrameReader::new(recv, Channel::FetchRequest, config.frame).only().await {
-        Ok(frame) => frame,
-        // The actor may drop a fetch, for a newer adapter, before it has asked.
-        Err(LinkError::Violation(Violation::Stream(_) | Violation::Reset)) => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let fetch = wire::decode_fetch(&frame.body).map_err(Violation::from)?;
-    let Some(chunk) = store.chunk(&fetch.policy, fetch.chunk) else {
-        // An error means that the peer has lost interest.
-        let _ = send.reset(VarInt::from_u32(GONE));
-        return Ok(());
-    };
-    let header = Header::with_digest(Kind::Chunk, chunk.bytes.len(), chunk.digest);
-    let header = header.map_err(|error| LinkError::Transport(error.to_string()))?;
-    match write_frame(&mut send, header, chunk.bytes).await {
-        Ok(()) => {
-            let _ = send.finish();
-            Ok(())
-        }
-        // Or when it was answered.
-        Err(LinkError::Violation(_)) => Ok(()),
-        Err(error) => Err(error),
+    places: Arc<Semaphore>,
+    /// A request and its answer each have this long.
+    patience: Duration,
+}
+
+impl Serving {
+    /// At most `places` chunks at a time, over all links, but for those that go slowly.
+    pub(super) fn new(store: Arc<dyn AdapterStore>, places: usize, config: &LinkConfig) -> Self {
+        let places = places.clamp(1, Semaphore::MAX_PERMITS);
+        Self { store, places: Arc::new(Semaphore::new(places)), patience: config.frame }
     }
+
+    /// What one link serves from.
+    pub(super) fn link(&self) -> LinkServing {
+        let Self { store, places, patience } = self;
+        LinkServing(Arc::new(Link {
+            store: store.clone(),
+            places: places.clone(),
+            own: Semaphore::new(LINK_PLACES),
+            slow: AtomicBool::new(false),
+            patience: *patience,
+        }))
+    }
+}
+
+struct Link {
+    store: Arc<dyn AdapterStore>,
+    places: Arc<Semaphore>,
+    own: Semaphore,
+    slow: AtomicBool,
+    patience: Duration,
+}
+
+/// The same for one link.
+#[derive(Clone)]
+pub(super) struct LinkServing(Arc<Link>);
+
+impl LinkServing {
+    /// Answers one request.
+    pub(super) async fn answer(&self, send: SendStream, recv: RecvStream) -> Result<(), LinkError> {
+        let reader = FrameReader::new(recv, Channel::FetchRequest, self.0.patience);
+        let frame = match reader.only().await {
+            Ok(frame) => frame,
+            // The actor may drop a fetch, for a newer adapter, before it has asked.
+            Err(LinkError::Violation(Violation::Stream(_) | Violation::Reset)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let fetch = wire::decode_fetch(&frame.body).map_err(Violation::from)?;
+        self.serve(send, &fetch).await
+    }
+
+    /// A place among all links' chunks, where this link is none of the slow ones.
+    async fn place(&self) -> Result<Option<SemaphorePermit<'_>>, LinkError> {
+        let slow = || self.0.slow.load(Ordering::Relaxed);
+        if slow() {
+            return Ok(None);
+        }
+        let place = self.0.places.acquire().await;
+        let place = place.map_err(|closed| LinkError::Transport(closed.to_string()))?;
+        Ok((!slow()).then_some(place))
+    }
+
+    async fn serve(&self, mut send: SendStream, fetch: &Fetch) -> Result<(), LinkError> {
+        let _own = self.0.own.acquire().await;
+        let place = self.place().await?;
+        let Some(AdapterChunk { bytes, digest, mut served }) = self.0.store.chunk(fetch) else {
+            // An error means that the peer has lost interest.
+            let _ = send.reset(VarInt::from_u32(GONE));
+            return Ok(());
+        };
+        let sent = {
+            let sending = timeout(self.0.patience, hand_over(&mut send, bytes, digest));
+            tokio::pin!(sending);
+            let began = Instant::now();
+            let mut place = place;
+            let sent = loop {
+                tokio::select! {
+                    biased;
+                    _ = served.changed() => break Err(GONE),
+                    sent = &mut sending => break sent.map_err(|_| SLOW),
+                    () = sleep(PLACE), if place.is_some() => {
+                        place = None;
+                        self.0.slow.store(true, Ordering::Relaxed);
+                    }
+                }
+            };
+            if matches!(sent, Ok(Ok(()))) && began.elapsed() < PLACE {
+                self.0.slow.store(false, Ordering::Relaxed);
+            }
+            sent
+        };
+        match sent {
+            Err(code) => {
+                let _ = send.reset(VarInt::from_u32(code));
+                Ok(())
+            }
+            // Or when it was answered.
+            Ok(Ok(()) | Err(LinkError::Violation(_))) => Ok(()),
+            Ok(Err(error)) => Err(error),
+        }
+    }
+}
+
+/// Sends a chunk and waits until the peer has it: until then its bytes are in memory here.
+async fn hand_over(send: &mut SendStream, bytes: Bytes, digest: Digest) -> Result<(), LinkError> {
+    let header = Header::with_digest(Kind::Chunk, bytes.len(), digest);
+    let header = header.map_err(|error| LinkError::Transport(error.to_string()))?;
+    write_frame(send, header, bytes).await?;
+    let _ = send.finish();
+    // An error is the connection's end, which its other tasks report.
+    let _ = send.stopped().await;
+    Ok(())
 }
 
 /// Fetches one chunk.
@@ -138,26 +187,36 @@ async fn ask(
     }
 }
 
-/// Fetches what an assembly lacks, several chunks at a time, each verified before it is kept.
+/// Fetches what an assembly lacks, several chunks at a time, as deltas where it can, each verified
+/// before it is kept.
 pub(super) async fn fetch(
     connection: &Connection,
     assembly: &mut Assembly,
     config: &LinkConfig,
 ) -> Result<(), FetchError> {
     let policy = assembly.manifest().policy;
-    let wanted: Vec<usize> = assembly.missing().collect();
-    let mut wanted = wanted.into_iter();
+    let mut wanted: Vec<(usize, bool)> =
+        assembly.missing().map(|index| (index, assembly.delta(index).is_some())).collect();
+    wanted.reverse();
     let mut running = JoinSet::new();
     loop {
         while running.len() < config.fetch_parallel.max(1) {
-            let Some(index) = wanted.next() else { break };
+            let Some((index, delta)) = wanted.pop() else { break };
             let chunk = u32::try_from(index).unwrap_or(u32::MAX); // at most 1024 chunks
-            let asked = ask(connection.clone(), Fetch { policy, chunk }, config.clone());
-            running.spawn(async move { (index, asked.await) });
+            let asked = ask(connection.clone(), Fetch { policy, chunk, delta }, config.clone());
+            running.spawn(async move { (index, delta, asked.await) });
         }
         match running.join_next().await {
             None => return Ok(()),
-            Some(Ok((index, frame))) => {
+            Some(Ok((index, true, Ok(frame)))) => {
+                // What a delta does not make can be had whole.
+                if let Err(error) = assembly.put_hashed_delta(index, &frame.body, frame.digest) {
+                    tracing::warn!("{error}; fetching it whole");
+                    wanted.push((index, false));
+                }
+            }
+            Some(Ok((index, true, Err(FetchError::Gone(_))))) => wanted.push((index, false)),
+            Some(Ok((index, _, frame))) => {
                 let frame = frame?;
                 assembly.put_hashed(index, &frame.body, frame.digest)?;
             }

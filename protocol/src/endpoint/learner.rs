@@ -25,7 +25,8 @@ use super::{
     LinkConfig,
     arrival::{Arrival, BindError, JoinFailure},
     close::{CloseCode, LinkError, close, tls_alert},
-    fetch::AdapterStore,
+    fetch::Serving,
+    shelf::AdapterStore,
     socket::{self, RECEIVE_WINDOW},
     stream::{FrameReader, pack},
     to_actor::{ActorLink, Links},
@@ -60,6 +61,9 @@ pub struct LearnerConfig {
     /// From this many joins under way on, a peer must show that it receives at its address before it
     /// is heard.
     pub retry_from: usize,
+    /// Adapter chunks that are sent at a time, over all actors; one actor has 4 of them at most. More
+    /// wait their turn. One that takes longer than a second does not count any more.
+    pub max_serving: usize,
     /// Times and sizes.
     pub link: LinkConfig,
 }
@@ -73,6 +77,7 @@ impl LearnerConfig {
             max_actors: 1024,
             max_joining: 256,
             retry_from: 32,
+            max_serving: 64,
             link: LinkConfig::default(),
         }
     }
@@ -85,6 +90,7 @@ impl std::fmt::Debug for LearnerConfig {
             .field("max_actors", &self.max_actors)
             .field("max_joining", &self.max_joining)
             .field("retry_from", &self.retry_from)
+            .field("max_serving", &self.max_serving)
             .field("link", &self.link)
             .finish_non_exhaustive()
     }
@@ -95,6 +101,7 @@ struct Shared {
     secret: Mutex<Secret>,
     revoked: Mutex<HashSet<ActorId>>,
     links: Links,
+    serving: Serving,
     joining: Arc<Semaphore>,
 }
 
@@ -171,6 +178,7 @@ impl LearnerEndpoint {
     ) -> Self {
         let shared = Arc::new(Shared {
             joining: Arc::new(Semaphore::new(config.max_joining)),
+            serving: Serving::new(config.store.clone(), config.max_serving, &config.link),
             config,
             secret: Mutex::new(secret),
             revoked: Mutex::default(),
@@ -351,9 +359,9 @@ async fn admit(
     }
     session.admit(&hello);
     supersede(connection, shared, id);
-    let config = &shared.config;
-    let streams = (send, reader);
-    Ok(ActorLink::start(id, hello, connection.clone(), streams, session, config, &shared.links))
+    let (config, serving) = (&shared.config.link, shared.serving.link());
+    let (connection, streams) = (connection.clone(), (send, reader));
+    Ok(ActorLink::start((id, hello), connection, streams, session, config, serving, &shared.links))
 }
 
 fn judge(shared: &Shared, id: &ActorId, hello: &Hello) -> Result<(), Refused> {

@@ -14,8 +14,7 @@ use tokio::{sync::mpsc, task::JoinSet, time::timeout};
 use super::{
     LinkConfig,
     close::{CloseCode, LinkError, close},
-    fetch::{self, AdapterStore},
-    learner::LearnerConfig,
+    fetch::LinkServing,
     link::{CONTROL_QUEUE, Line, WRITE_QUEUE, read_control, too_long, write_control},
     stream::{FrameReader, pack},
 };
@@ -56,12 +55,12 @@ impl std::fmt::Debug for ActorLink {
 
 impl ActorLink {
     pub(super) fn start(
-        actor: ActorId,
-        hello: Hello,
+        (actor, hello): (ActorId, Hello),
         connection: Connection,
         (send, reader): (SendStream, FrameReader),
         session: LearnerSession,
-        config: &LearnerConfig,
+        config: &LinkConfig,
+        serving: LinkServing,
         links: &Links,
     ) -> Self {
         let line = Line::new(connection);
@@ -71,10 +70,10 @@ impl ActorLink {
         let mut tasks = JoinSet::new();
         tasks.spawn(write_control(line.clone(), send, queued));
         tasks.spawn(read_control(line.clone(), reader, control_tx));
-        tasks.spawn(read_episodes(line.clone(), config.link.clone(), episode_tx));
-        tasks.spawn(serve_fetches(line.clone(), config.link.clone(), config.store.clone()));
+        tasks.spawn(read_episodes(line.clone(), config.clone(), episode_tx));
+        tasks.spawn(serve_fetches(line.clone(), serving));
         let session = Arc::new(Mutex::new(session));
-        let patience = config.link.frame;
+        let patience = config.frame;
         let sender = ToActor { actor, line, session, queue, patience };
         Self { actor, hello, sender, control, episodes, links: links.clone(), _tasks: tasks }
     }
@@ -228,15 +227,15 @@ async fn read_episodes(line: Line, config: LinkConfig, frames: mpsc::Sender<Fram
     }
 }
 
-async fn serve_fetches(line: Line, config: LinkConfig, store: Arc<dyn AdapterStore>) {
-    // The stream limit bounds how many run at a time.
-    let mut serving = JoinSet::new();
+async fn serve_fetches(line: Line, serving: LinkServing) {
+    // The stream limit bounds how many of one link run at a time.
+    let mut running = JoinSet::new();
     loop {
         match line.connection.accept_bi().await {
             Ok((send, recv)) => {
-                let (line, config, store) = (line.clone(), config.clone(), store.clone());
-                serving.spawn(async move {
-                    if let Err(error) = fetch::serve(store, send, recv, &config).await {
+                let (line, serving) = (line.clone(), serving.clone());
+                running.spawn(async move {
+                    if let Err(error) = serving.answer(send, recv).await {
                         line.fail(error);
                     }
                 });
@@ -246,6 +245,6 @@ async fn serve_fetches(line: Line, config: LinkConfig, store: Arc<dyn AdapterSto
                 return;
             }
         }
-        while serving.try_join_next().is_some() {}
+        while running.try_join_next().is_some() {}
     }
 }

@@ -89,6 +89,11 @@ impl LearnerLink {
         &self.welcome
     }
 
+    /// Bytes of UDP payload that arrived on this link.
+    pub fn received_bytes(&self) -> u64 {
+        self.sender.line.connection.stats().udp_rx.bytes
+    }
+
     /// A handle that can be kept and used elsewhere.
     pub fn sender(&self) -> ToLearner {
         self.sender.clone()

@@ -3,13 +3,16 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Checker, WireError, bounds::*, check_line, codes, decode_body, encode_body, grant, line,
+    Checker, WireError,
+    bounds::*,
+    broadcast::{decode_manifest, encode_manifest},
+    check_line, codes, decode_body, encode_body, grant, line,
 };
 use crate::{
-    AdapterManifest, Digest, EpisodeId, LeaseId, PolicyDigest, RunId,
+    Digest, EpisodeId, LeaseId, PolicyDigest, RunId,
     frame::{Frame, Kind},
     message::{
-        AckOutcome, ComputeDtype, Fetch, FromActor, FromLearner, Hello, LeaseAttempt, ModelDigests,
+        AckOutcome, ComputeDtype, FromActor, FromLearner, Hello, LeaseAttempt, ModelDigests,
         OnMalformed, RefusalCode, Refused, RunSettings, Welcome,
     },
 };
@@ -78,25 +81,10 @@ struct LeaseListWire {
 }
 
 #[derive(Serialize, Deserialize)]
-struct ManifestWire {
-    step: u64,
-    policy: Digest,
-    adapter: Digest,
-    bytes: u64,
-    chunks: Vec<Digest>,
-}
-
-#[derive(Serialize, Deserialize)]
 struct AckWire<'a> {
     episode: Digest,
     outcome: u8,
     reason: &'a str,
-}
-
-#[derive(Serialize, Deserialize)]
-struct FetchWire {
-    policy: Digest,
-    chunk: u32,
 }
 
 /// Encodes a [`Hello`].
@@ -354,23 +342,6 @@ pub fn decode_from_learner(frame: Frame) -> Result<FromLearner, WireError> {
     })
 }
 
-/// Encodes a [`Fetch`].
-///
-/// # Errors
-/// None in practice.
-pub fn encode_fetch(fetch: &Fetch) -> Result<Vec<u8>, WireError> {
-    encode_body("fetch", &FetchWire { policy: fetch.policy.0, chunk: fetch.chunk })
-}
-
-/// Decodes a [`Fetch`].
-///
-/// # Errors
-/// The body is none.
-pub fn decode_fetch(body: &[u8]) -> Result<Fetch, WireError> {
-    let wire: FetchWire = decode_body("fetch", body)?;
-    Ok(Fetch { policy: PolicyDigest(wire.policy), chunk: wire.chunk })
-}
-
 fn check_free(free: u32) -> Result<(), WireError> {
     let check = Checker("ready");
     check.ensure(free <= MAX_SLOTS, "free", || format!("{free}, the limit is {MAX_SLOTS}"))
@@ -404,29 +375,4 @@ fn decode_list(message: &'static str, body: &[u8]) -> Result<Vec<LeaseAttempt>, 
             attempt,
         })
         .collect())
-}
-
-fn encode_manifest(manifest: &AdapterManifest) -> Result<Vec<u8>, WireError> {
-    manifest.check().or_else(|error| Checker("announce").fail("manifest", error.to_string()))?;
-    let wire = ManifestWire {
-        step: manifest.step,
-        policy: manifest.policy.0,
-        adapter: manifest.adapter,
-        bytes: manifest.bytes,
-        chunks: manifest.chunks.clone(),
-    };
-    encode_body("announce", &wire)
-}
-
-fn decode_manifest(body: &[u8]) -> Result<AdapterManifest, WireError> {
-    let wire: ManifestWire = decode_body("announce", body)?;
-    let manifest = AdapterManifest {
-        step: wire.step,
-        policy: PolicyDigest(wire.policy),
-        adapter: wire.adapter,
-        bytes: wire.bytes,
-        chunks: wire.chunks,
-    };
-    manifest.check().or_else(|error| Checker("announce").fail("manifest", error.to_string()))?;
-    Ok(manifest)
 }

@@ -2,11 +2,11 @@
 #![allow(dead_code)] // each test program uses its own part
 
 use protocol::{
-    AckOutcome, AdapterManifest, CallKind, ComputeDtype, Digest, Episode, EpisodeEnd, Fetch,
-    FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt, LeaseId, ModelDigests,
-    NoiseKey, OnMalformed, PolicyDigest, RefusalCode, Refused, RunId, RunSettings, Sampling, Span,
-    Split, Task, TraceChain, TraceRow, Welcome, WireError,
-    frame::{Channel, Decoded, Decoder, Frame, Kind},
+    AckOutcome, AdapterManifest, CallKind, ComputeDtype, DeltaChunk, DeltaManifest, Digest,
+    Episode, EpisodeEnd, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease,
+    LeaseAttempt, LeaseId, ModelDigests, NoiseKey, OnMalformed, PolicyDigest, RefusalCode, Refused,
+    RunId, RunSettings, Sampling, Span, Split, Task, TraceChain, TraceRow, Welcome, WireError,
+    frame::{CHUNK_LEN, Channel, Decoded, Decoder, Frame, Kind},
     wire,
 };
 
@@ -174,6 +174,21 @@ pub(crate) fn episode_with_images() -> Episode {
     }
 }
 
+/// Two chunks, the first with a delta.
+pub(crate) fn manifest_with_delta() -> AdapterManifest {
+    AdapterManifest {
+        step: 9,
+        policy: PolicyDigest(digest(2)),
+        adapter: digest(9),
+        bytes: (CHUNK_LEN + 100) as u64,
+        chunks: vec![digest(10), digest(11)],
+        delta: Some(DeltaManifest {
+            base: PolicyDigest(digest(1)),
+            chunks: vec![Some(DeltaChunk { digest: digest(12), bytes: 7000 }), None],
+        }),
+    }
+}
+
 /// One value of each message, with the name of its fixture.
 pub(crate) fn samples() -> Vec<(&'static str, Message)> {
     let model = ModelDigests { weights: digest(4), tokenizer: digest(5), template: digest(6) };
@@ -241,6 +256,7 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
                 AdapterManifest::build(9, &digest(4), b"safetensors").expect("an adapter"),
             )),
         ),
+        ("announce_delta", Message::FromLearner(FromLearner::Announce(manifest_with_delta()))),
         ("ack_stored", Message::FromLearner(ack(AckOutcome::Stored))),
         ("ack_duplicate", Message::FromLearner(ack(AckOutcome::Duplicate))),
         (
@@ -252,6 +268,6 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
             "finish",
             Message::FromLearner(FromLearner::Finish { reason: "200 steps made".to_owned() }),
         ),
-        ("fetch", Message::Fetch(Fetch { policy: PolicyDigest(digest(2)), chunk: 3 })),
+        ("fetch", Message::Fetch(Fetch { policy: PolicyDigest(digest(2)), chunk: 3, delta: true })),
     ]
 }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Joins like an actor and hands out the bare streams.
-async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream) {
+pub(super) async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream) {
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let identity = Identity::generate().expect("made");
     let crypto = tls::client(Some(&identity), tls::Pinned::new(join.learner)).expect("a client");

@@ -118,7 +118,7 @@ async fn another_version_is_told_both_versions_whatever_follows() {
     let LinkError::Closed { code: CloseCode::Version, reason } = closed else {
         panic!("closed by {closed}");
     };
-    assert!(reason.contains("actor speaks 777, the learner 1"), "{reason}");
+    assert!(reason.contains("actor speaks 777, the learner 2"), "{reason}");
     assert!(reason.contains("install the same release"), "{reason}");
     assert_eq!(failure, JoinFailure::Version(777));
 }

@@ -4,8 +4,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::{
-    AckOutcome, AdapterManifest, Assembly, EpisodeId, FetchError, FromActor, FromLearner,
-    LeaseAttempt, frame::CHUNK_LEN,
+    AckOutcome, AdapterManifest, Assembly, EpisodeId, Fetch, FetchError, FromActor, FromLearner,
+    LeaseAttempt,
+    frame::{self, CHUNK_LEN, Kind},
+    wire,
 };
 
 async fn next_episode(link: &mut ActorLink) -> (EpisodeId, Vec<u8>) {
@@ -128,6 +130,95 @@ async fn ten_megabytes_of_adapter_arrive_in_verified_chunks() {
     assert_eq!(gone, Err(FetchError::Gone(manifest.policy)));
     theirs.sender().ready(1).await.expect("the link is unharmed");
     assert!(matches!(ours.recv().await, Ok(FromActor::Ready { .. })));
+}
+
+/// Two adapters of `chunks` chunks that differ a little.
+fn neighbours(chunks: usize) -> [Vec<u8>; 2] {
+    let first: Vec<u8> = (0..CHUNK_LEN * chunks).map(|at| (at / 5 % 241) as u8).collect();
+    let second = first.iter().enumerate().map(|(at, byte)| byte ^ u8::from(at % 61 == 0)).collect();
+    [first, second]
+}
+
+#[tokio::test]
+async fn an_actor_with_the_earlier_adapter_fetches_differences_and_one_without_fetches_all() {
+    let mut learner = learner();
+    let (_actor, theirs, _ours) = learner.pair().await;
+    let [first, second] = neighbours(3);
+    let build = |step, bytes: &[u8]| {
+        AdapterManifest::build(step, &model().weights, bytes).expect("an adapter")
+    };
+    let earlier = learner.shelf.put(build(1, &first), first.clone());
+    assert_eq!(earlier.delta, None);
+    let manifest = learner.shelf.put(build(2, &second), second.clone());
+    assert!(manifest.delta.is_some());
+    // Only deltas are asked for: the whole chunks are not there at all.
+    let (all, with) = (manifest.bytes, manifest.transfer_bytes().0);
+    assert!(with * 20 < all, "{with} of {all}");
+    let mut assembly = Assembly::new(manifest.clone())
+        .expect("sound")
+        .with_base(&earlier.policy, first.clone().into());
+    let before = theirs.received_bytes();
+    theirs.sender().fetch(&mut assembly).await.expect("served");
+    let received = theirs.received_bytes() - before;
+    assert!(received < all / 10, "{received} bytes for deltas of {with}");
+    assert_eq!(assembly.finish().expect("whole"), second);
+
+    let mut assembly = Assembly::new(manifest.clone()).expect("sound");
+    theirs.sender().fetch(&mut assembly).await.expect("served");
+    assert_eq!(assembly.finish().expect("whole"), second);
+
+    // The learner serves no deltas of this one: the chunks come whole.
+    learner.shelf.retain(|_| false);
+    learner.shelf.put(build(2, &second), second.clone());
+    let mut assembly =
+        Assembly::new(manifest).expect("sound").with_base(&earlier.policy, first.into());
+    theirs.sender().fetch(&mut assembly).await.expect("served");
+    assert_eq!(assembly.finish().expect("whole"), second);
+}
+
+#[tokio::test]
+async fn actors_that_take_nothing_hold_back_nobody_and_keep_no_adapter_in_memory() {
+    let mut learner = learner_with(|config| config.max_serving = 2);
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    let [bytes, newer] = neighbours(2);
+    let manifest = AdapterManifest::build(1, &model().weights, &bytes).expect("an adapter");
+    let served = bytes::Bytes::from(bytes.clone());
+    learner.shelf.put(manifest.clone(), served.clone());
+    // Three ask for eight chunks each and read none of them.
+    let mut laggards = Vec::new();
+    for _ in 0..3 {
+        let (laggard, ours) = tokio::join!(hostile::intruder(&join), learner.joined());
+        let mut streams = Vec::new();
+        for _ in 0..8 {
+            let fetch = Fetch { policy: manifest.policy, chunk: 0, delta: false };
+            let body = wire::encode_fetch(&fetch).expect("sound");
+            let (mut ask, answer) = laggard.0.open_bi().await.expect("admitted");
+            ask.write_all(&frame::encode(Kind::Fetch, &body).expect("short")).await.expect("room");
+            ask.finish().expect("open");
+            streams.push((ask, answer));
+        }
+        laggards.push((laggard, streams, ours));
+    }
+    let (_actor, theirs, _ours) = learner.pair().await;
+    let began = Instant::now();
+    let mut assembly = Assembly::new(manifest.clone()).expect("sound");
+    theirs.sender().fetch(&mut assembly).await.expect("served");
+    assert_eq!(assembly.finish().expect("whole"), bytes);
+    // Each of the three has both places for a second, twice at most, and then none.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+
+    // A newer adapter: the older one leaves memory though nobody took it.
+    let newer_manifest = AdapterManifest::build(2, &model().weights, &newer).expect("sound");
+    learner.shelf.put(newer_manifest, newer);
+    learner.shelf.retain(|held| held.step == 2);
+    while !served.is_unique() {
+        sleep(Duration::from_millis(10)).await;
+    }
+    for (_, streams, _) in &mut laggards {
+        let (_, answer) = streams.first_mut().expect("eight");
+        let reset = answer.read_to_end(usize::MAX).await.expect_err("cut off");
+        assert!(matches!(reset, quinn::ReadToEndError::Read(quinn::ReadError::Reset(_))));
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,91 @@
+//! What a learner serves: the chunks of the newest adapters, whole and as deltas, from memory.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use crate::{AdapterManifest, Digest, Fetch, PolicyDigest};
+
+/// One chunk, or its delta, and the digest, known already so that serving costs no hashing.
+#[derive(Clone, Debug)]
+pub struct AdapterChunk {
+    /// The bytes, shared and not copied.
+    pub bytes: Bytes,
+    /// Their SHA-256.
+    pub digest: Digest,
+    /// Fails once the adapter is served no more: who is in the middle of the chunk then is cut off,
+    /// so that a slow actor does not keep old adapters in memory.
+    pub served: watch::Receiver<()>,
+}
+
+/// Where a learner's links find chunks to serve. Called on the network's threads: it must not block.
+pub trait AdapterStore: Send + Sync + 'static {
+    /// A chunk of a policy's adapter, if that adapter is still served and has it in that form.
+    fn chunk(&self, fetch: &Fetch) -> Option<AdapterChunk>;
+}
+
+struct Shelved {
+    manifest: AdapterManifest,
+    bytes: Bytes,
+    deltas: Vec<Option<Bytes>>,
+    /// Dropped with the adapter.
+    served: watch::Sender<()>,
+}
+
+/// Adapters served from memory.
+#[derive(Default)]
+pub struct AdapterShelf(Mutex<HashMap<PolicyDigest, Arc<Shelved>>>);
+
+impl std::fmt::Debug for AdapterShelf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "AdapterShelf({} adapters)", self.lock().len())
+    }
+}
+
+impl AdapterShelf {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyDigest, Arc<Shelved>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Serves an adapter, with deltas against the newest that is served already. Returns the manifest
+    /// to announce.
+    pub fn put(&self, manifest: AdapterManifest, bytes: impl Into<Bytes>) -> AdapterManifest {
+        let bytes = bytes.into();
+        let earlier = self.lock().values().max_by_key(|it| it.manifest.step).cloned();
+        // Not under the lock: this takes a while, and links ask for chunks meanwhile.
+        let (manifest, deltas) = match earlier {
+            Some(base) => manifest.with_delta(&bytes, base.manifest.policy, &base.bytes),
+            None => (manifest, Vec::new()),
+        };
+        let deltas = deltas.into_iter().map(|delta| delta.map(Bytes::from)).collect();
+        let (served, _) = watch::channel(());
+        let shelved = Shelved { manifest: manifest.clone(), bytes, deltas, served };
+        self.lock().insert(manifest.policy, Arc::new(shelved));
+        manifest
+    }
+
+    /// Stops serving the policies that `keep` refuses.
+    pub fn retain(&self, mut keep: impl FnMut(&AdapterManifest) -> bool) {
+        self.lock().retain(|_, shelved| keep(&shelved.manifest));
+    }
+}
+
+impl AdapterStore for AdapterShelf {
+    fn chunk(&self, fetch: &Fetch) -> Option<AdapterChunk> {
+        let shelf = self.lock();
+        let Shelved { manifest, bytes, deltas, served } = shelf.get(&fetch.policy)?.as_ref();
+        let index = usize::try_from(fetch.chunk).ok()?;
+        let (bytes, digest) = if fetch.delta {
+            let delta = manifest.delta.as_ref()?.chunks.get(index)?.as_ref()?;
+            (deltas.get(index)?.clone()?, delta.digest)
+        } else {
+            let range = manifest.range(index).filter(|range| range.end <= bytes.len())?;
+            (bytes.slice(range), *manifest.chunks.get(index)?)
+        };
+        Some(AdapterChunk { bytes, digest, served: served.subscribe() })
+    }
+}
