@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use environments::{EnvironmentSpec, EpisodeKey, Recorder, probe};
+use environments::{Determinism, EnvironmentSpec, EpisodeKey, Recorder, Spent, probe};
 use policy::vision::Rgb;
 use protocol::{Digest, Image, LeaseId, RunId, Split, Task};
 use terminal::{Failure, print_line};
@@ -41,24 +41,54 @@ pub(crate) fn run(argument: &str, task: &str, images: Option<&Path>) -> Result<(
             write_png(image, &folder.join(format!("{index}.png")))?;
         }
     }
+    let limits = spec.limits();
+    print_line(&format!(
+        "limits       {} calls a turn, {} characters an observation, {} a reset",
+        limits.calls_per_turn, limits.observation_chars, limits.reset_chars
+    ));
     let report = probe(&spec, &task, 0).map_err(Failure::fault)?;
     print_line(&format!(
-        "probe        {} generated calls, {}8 resets with one seed, interleaved, reused",
+        "probe        {} generated calls, {}8 resets with one seed, {}reused",
         report.calls,
-        if report.answered { "an answer, " } else { "" }
+        if report.answered { "an answer, " } else { "" },
+        if report.isolated.is_some() { "interleaved, " } else { "" },
     ));
+    print_line(&format!("resets       {}", times(report.resets)));
+    print_line(&format!("calls        {}", times(report.made)));
     for finding in report.findings() {
         print_line(&format!("finding      {finding}"));
     }
-    if report.verdict() != description.determinism {
-        return Err(Failure::Fault(format!(
-            "the environment says that it is {}, and the probe found it {}",
-            report.claimed,
-            report.verdict()
-        )));
+    if report.isolated.is_none() {
+        print_line(
+            "finding      the server plays one episode at a time: start it with a capacity of as many as \
+             all actors and the learner's replay have at once",
+        );
     }
-    print_line("verdict      fit to train on");
-    Ok(())
+    match (description.determinism, report.verdict()) {
+        (Determinism::Deterministic, Determinism::Deterministic) => {
+            print_line("verdict      fit to train on: the learner plays every episode again");
+            Ok(())
+        }
+        (Determinism::Deterministic, Determinism::Recorded) => Err(Failure::Fault(
+            "the environment says that it is deterministic, and the probe found it recorded".into(),
+        )),
+        (Determinism::Recorded, _) => {
+            print_line(
+                "verdict      recorded: the learner cannot play its episodes again and takes the actors' \
+                 word for them, where the recipe sets evidence.allow_recorded",
+            );
+            Ok(())
+        }
+    }
+}
+
+fn times(spent: Spent) -> String {
+    let milliseconds = |time: std::time::Duration| time.as_secs_f64() * 1e3;
+    format!(
+        "{:.2} ms in the mean, {:.2} ms at most",
+        milliseconds(spent.mean()),
+        milliseconds(spent.longest)
+    )
 }
 
 /// What the reset of an episode with seed 0 shows.

@@ -50,7 +50,8 @@ pub enum Fault {
         /// The panic's message, at most 200 characters.
         message: String,
     },
-    /// The environment's process broke, did not answer in time, or said what is not in the protocol.
+    /// The environment's process or server broke, did not answer in time, or said what is not in the
+    /// protocol.
     #[error("environment {environment}: {during}: {what}")]
     Process {
         /// Its name.
@@ -59,6 +60,28 @@ pub enum Fault {
         during: &'static str,
         /// What happened, one line, with the last that it wrote to standard error.
         what: String,
+    },
+    /// The environment's server plays as many episodes as it can, and did so for all the time that this
+    /// one could wait.
+    #[error(
+        "environment {environment}: {what}; raise its capacity or environment.capacity_seconds"
+    )]
+    Busy {
+        /// Its name.
+        environment: String,
+        /// What it said.
+        what: String,
+    },
+    /// The test whether the environment repeats its episodes met a fault.
+    #[error(
+        "environment {environment}: its probe: {fault}; where reset needs a row's fields, set \
+         environment.probe_task to a task object"
+    )]
+    Probe {
+        /// Its name.
+        environment: String,
+        /// The fault.
+        fault: Box<Fault>,
     },
     /// A recorder was given a call of a turn that lies behind it.
     #[error("a call of turn {turn} came after turn {last}: give calls in the order of their turns")]

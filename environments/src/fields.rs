@@ -53,14 +53,17 @@ pub enum SpecError {
         /// What is wrong with it, with a remedy.
         reason: String,
     },
-    /// A kind of environment that recipes may have one day.
+    /// A server or a command that the owner of this machine has not allowed.
     #[error(
-        "{field}: such environments cannot be played yet: use a built-in one or a Python class that \
-         calls it"
+        "{field}: this machine's owner has not allowed it: set {}='{named}' (a JSON list) where this \
+         program is started",
+        crate::allow::ALLOW_VARIABLE
     )]
-    NotYet {
+    NotAllowed {
         /// Path of the field.
         field: String,
+        /// A list that would allow it.
+        named: String,
     },
     /// The task's fields are not a JSON object.
     #[error("the task object cannot be read: {reason}; make it a JSON object")]
@@ -223,6 +226,20 @@ impl<'a> Fields<'a> {
             [Some(low), Some(high)] if low < high => Ok((*low, *high)),
             _ => Err(self.wrong(key, "two numbers, the lower one first".into(), value)),
         }
+    }
+
+    /// A number within bounds; `default` where the field is absent.
+    pub(crate) fn number(
+        &mut self,
+        key: &'static str,
+        default: f64,
+        (low, high): (f64, f64),
+    ) -> Result<f64, SpecError> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        value
+            .as_f64()
+            .filter(|number| (low..=high).contains(number))
+            .ok_or_else(|| self.wrong(key, format!("a number from {low} to {high}"), value))
     }
 
     /// A nested object; nothing where the field is absent.

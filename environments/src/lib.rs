@@ -14,6 +14,7 @@
 //! makes an [`Environment`] of them. Nothing here talks to a learner.
 
 pub mod add;
+pub mod allow;
 pub mod arguments;
 pub mod check;
 pub mod dataset;
@@ -24,8 +25,10 @@ mod fields;
 pub mod frames;
 pub mod frozen_lake;
 pub mod guess;
+mod hosted;
 pub mod limits;
 pub mod office;
+pub mod openenv;
 pub mod play;
 pub mod probe;
 pub mod python;
@@ -45,7 +48,7 @@ pub use fault::{Fault, Raised};
 pub use fields::SpecError;
 pub use limits::Limits;
 pub use play::{Move, Player, play};
-pub use probe::{ProbeReport, probe};
+pub use probe::{ProbeReport, Spent, probe};
 pub use recorder::{EpisodeKey, Recorder, Recording, answer_text};
 pub use replay::{
     Claim, RecordedAnswer, RecordedCall, ReplayError, ReplayMismatch, replay, verify_replay,

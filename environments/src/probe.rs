@@ -1,5 +1,10 @@
 //! Does an environment keep its word? Resets it again and again and compares what the recorder saw.
 
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
+
 use protocol::{LeaseId, ParsedCall, RunId, Task};
 use serde_json::{Map, Value, json};
 
@@ -18,20 +23,48 @@ pub struct ProbeReport {
     pub claimed: Determinism,
     /// Eight fresh environments with one seed gave equal recordings.
     pub repeatable: bool,
-    /// Two environments played in turns gave what each gives alone.
-    pub isolated: bool,
+    /// Two environments played in turns gave what each gives alone. Nothing where there cannot be two at
+    /// once.
+    pub isolated: Option<bool>,
     /// An environment reset again after another episode gave what a fresh one gives.
     pub forgets: bool,
     /// Calls that each episode made.
     pub calls: usize,
     /// Whether each episode ended with an answer.
     pub answered: bool,
+    /// How long resets took, the opening of the environment included.
+    pub resets: Spent,
+    /// How long calls took.
+    pub made: Spent,
+}
+
+/// Times of many things of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spent {
+    count: u32,
+    total: Duration,
+    /// The longest.
+    pub longest: Duration,
+}
+
+impl Spent {
+    fn add(&mut self, since: Instant) {
+        let spent = since.elapsed();
+        self.count += 1;
+        self.total += spent;
+        self.longest = self.longest.max(spent);
+    }
+
+    /// The mean; zero of nothing.
+    pub fn mean(&self) -> Duration {
+        self.total.checked_div(self.count).unwrap_or_default()
+    }
 }
 
 impl ProbeReport {
     /// What the environment can be trusted to be: replayable only where every check held.
     pub fn verdict(&self) -> Determinism {
-        if self.repeatable && self.isolated && self.forgets {
+        if self.repeatable && self.isolated != Some(false) && self.forgets {
             self.claimed
         } else {
             Determinism::Recorded
@@ -44,10 +77,10 @@ impl ProbeReport {
             (
                 self.repeatable,
                 "the same task, seed and calls gave different episodes: take all randomness from \
-                 the seed",
+                 the seed, and no time from a clock",
             ),
             (
-                self.isolated,
+                self.isolated != Some(false),
                 "two environments played in turns disturb each other: keep no global state",
             ),
             (
@@ -72,7 +105,8 @@ pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeRepo
     // Some answers of each length of a short code.
     let mut answers = Draws::new("rollcall-sample-answers-v1", seed);
     let answer = (0..=answers.below(4)).map(|_| answers.below(10).to_string()).collect::<String>();
-    let session = Session { spec, task, answer, limits: spec.limits() };
+    let times = (Cell::default(), Cell::default());
+    let session = Session { spec, task, answer, limits: spec.limits(), times };
     let other_seed = seed.wrapping_add(1);
     let expected = session.play(spec.open()?, seed, &calls)?.0;
     let other = session.play(spec.open()?, other_seed, &calls)?.0;
@@ -82,17 +116,29 @@ pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeRepo
         repeatable &= session.play(spec.open()?, seed, &calls)?.0 == expected;
     }
 
-    let mut pair = [session.start(spec.open()?, seed)?, session.start(spec.open()?, other_seed)?];
-    for (turn, call) in (0..).zip(&calls) {
-        for recorder in &mut pair {
-            recorder.call(turn, call, CallPermit::Run)?;
+    let first = session.start(spec.open()?, seed)?;
+    let second = spec.open_beside().and_then(|opened| session.start(opened, other_seed));
+    let isolated = match second {
+        // The server plays one episode at a time.
+        Err(Fault::Busy { .. }) => {
+            drop(first);
+            None
         }
-    }
-    for recorder in &mut pair {
-        session.answer(recorder)?;
-    }
-    let [first, second] = pair;
-    let isolated = first.finish()? == expected && second.finish()? == other;
+        Err(fault) => return Err(fault),
+        Ok(second) => {
+            let mut pair = [first, second];
+            for (turn, call) in (0..).zip(&calls) {
+                for recorder in &mut pair {
+                    session.call(recorder, turn, call)?;
+                }
+            }
+            for recorder in &mut pair {
+                session.answer(recorder)?;
+            }
+            let [first, second] = pair;
+            Some(first.finish()? == expected && second.finish()? == other)
+        }
+    };
 
     let used = session.play(spec.open()?, other_seed, &calls)?.1;
     let forgets = session.play(used, seed, &calls)?.0 == expected;
@@ -103,6 +149,8 @@ pub fn probe(spec: &EnvironmentSpec, task: &Task, seed: u64) -> Result<ProbeRepo
         forgets,
         calls: calls.len(),
         answered: description.answers,
+        resets: session.times.0.get(),
+        made: session.times.1.get(),
     })
 }
 
@@ -111,6 +159,8 @@ struct Session<'a> {
     task: &'a Task,
     answer: String,
     limits: Limits,
+    /// Of resets and of calls.
+    times: (Cell<Spent>, Cell<Spent>),
 }
 
 impl Session<'_> {
@@ -121,7 +171,17 @@ impl Session<'_> {
             task: self.task,
             seed,
         };
-        Recorder::start(environment, key, self.limits)
+        let since = Instant::now();
+        let recorder = Recorder::start(environment, key, self.limits)?;
+        timed(&self.times.0, since);
+        Ok(recorder)
+    }
+
+    fn call(&self, recorder: &mut Recorder, turn: u32, call: &ParsedCall) -> Result<(), Fault> {
+        let since = Instant::now();
+        recorder.call(turn, call, CallPermit::Run)?;
+        timed(&self.times.1, since);
+        Ok(())
     }
 
     /// After all calls, where the environment takes answers.
@@ -137,11 +197,17 @@ impl Session<'_> {
     ) -> Result<(Recording, Box<dyn Environment>), Fault> {
         let mut recorder = self.start(environment, seed)?;
         for (turn, call) in (0..).zip(calls) {
-            recorder.call(turn, call, CallPermit::Run)?;
+            self.call(&mut recorder, turn, call)?;
         }
         self.answer(&mut recorder)?;
         recorder.release()
     }
+}
+
+fn timed(times: &Cell<Spent>, since: Instant) {
+    let mut spent = times.get();
+    spent.add(since);
+    times.set(spent);
 }
 
 /// `count` calls of the tools, most with arguments that fit their schemas, some with ones that do not:

@@ -7,7 +7,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-use std::{collections::BTreeSet, fmt, path::Path, sync::Arc};
+use std::{collections::BTreeSet, ffi::OsString, fmt, path::Path, sync::Arc};
 
 use protocol::{Digest, Split, Task, TraceRow};
 use serde::{Serialize, Serializer};
@@ -15,9 +15,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Description, Environment, Fault, Limits, Player, Score, Solution, SpecError, ToolSpec, add,
+    allow,
     draws::Draws,
     fields::{Fields, shown},
-    frames, frozen_lake, guess, office, python, recorder, wordle,
+    frames, frozen_lake, guess, office, openenv, python, recorder, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -53,8 +54,34 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
     /// A fault.
     fn open(&self) -> Result<Box<dyn Environment>, Fault>;
 
+    /// Opens it for an episode that is played beside others which do not end before it: a server that has
+    /// no room for both is not waited for.
+    ///
+    /// # Errors
+    /// As [`Blueprint::open`].
+    fn open_beside(&self) -> Result<Box<dyn Environment>, Fault> {
+        self.open()
+    }
+
     /// The score as a function of the milestones that a trace holds, where they decide it.
     fn score(&self, reached: &BTreeSet<&str>) -> Option<Score>;
+
+    /// Whether its methods may wait for something outside this program, so that whoever plays several
+    /// episodes at once calls them from a thread of their own.
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// The score that goes with a reward which the learner cannot compute, where the reward is all that
+    /// there is to it. Nothing for a reward that cannot be.
+    fn score_claim(&self, _reward: f64) -> Option<Score> {
+        None
+    }
+
+    /// What of the section this machine's owner must allow ([`allow::ALLOW_VARIABLE`]), if anything.
+    fn needs_leave(&self) -> Option<Value> {
+        None
+    }
 
     /// A dataset row's prompt and task object, drawn for [`EnvironmentSpec::draw_dataset`]. What it
     /// asks of one split must not be asked of the other, where tasks differ at all. Nothing where
@@ -94,8 +121,12 @@ const REGISTRY: [(&str, Parse); 6] = [
     (frames::NAME, frames::parse),
 ];
 
-/// Keys of environments that are refused by name.
-const NOT_YET: [&str; 2] = ["mcp", "openenv"];
+/// Makes a blueprint from the settings of a section of a file in a folder, `limits` already read.
+type ParseIn = fn(&mut Fields<'_>, Option<&Path>) -> Result<Arc<dyn Blueprint>, SpecError>;
+
+/// What runs outside this program, by the key that such sections have in place of `name`.
+const OUTSIDE: [(&str, ParseIn); 2] =
+    [(python::KEY, python::parse), (openenv::KEY, openenv::parse)];
 
 /// The built-in environment that `name` says.
 fn named(fields: &mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError> {
@@ -121,8 +152,9 @@ pub struct EnvironmentSpec {
 
 impl EnvironmentSpec {
     /// Reads an `environment` section: `name`, the settings of the environment of that name, and
-    /// `limits` ([`Limits`]); or `python` in place of `name`. Code that a section names is looked for
-    /// only where this machine's owner says ([`python::FOLDERS_VARIABLE`]).
+    /// `limits` ([`Limits`]); or `python` or `openenv` in place of `name`. Code that a section names is
+    /// looked for only where this machine's owner says ([`python::FOLDERS_VARIABLE`]), and servers are
+    /// only those that it allows ([`allow::ALLOW_VARIABLE`]).
     ///
     /// # Errors
     /// The first mistake, with its field and remedy: an unknown name or field, a value of the wrong
@@ -147,18 +179,14 @@ impl EnvironmentSpec {
                 found: shown(section),
             });
         };
-        if let Some(key) = NOT_YET.into_iter().find(|key| object.contains_key(*key)) {
-            return Err(SpecError::NotYet { field: format!("environment.{key}") });
-        }
         let mut fields = Fields::new("environment", object);
         let limits = match fields.object("limits")? {
             None => Limits::default(),
             Some(object) => Limits::parse(object)?,
         };
-        let blueprint = if object.contains_key(python::KEY) {
-            python::parse(&mut fields, folder)?
-        } else {
-            named(&mut fields)?
+        let blueprint = match OUTSIDE.iter().find(|(key, _)| object.contains_key(*key)) {
+            Some((_, parse)) => parse(&mut fields, folder)?,
+            None => named(&mut fields)?,
         };
         fields.refuse_others()?;
         Ok(Self { blueprint, limits })
@@ -213,6 +241,27 @@ impl EnvironmentSpec {
         self.blueprint.folder()
     }
 
+    /// Variables with which a program on this machine may open the section, as it came over the network:
+    /// where its code lies, and what its owner allows. None for what is part of this program.
+    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let folder = self.folder().map(|it| (python::FOLDERS_VARIABLE, it.as_os_str().to_owned()));
+        let leave = self.blueprint.needs_leave();
+        let leave =
+            leave.map(|it| (allow::ALLOW_VARIABLE, Value::from(vec![it]).to_string().into()));
+        folder.into_iter().chain(leave).collect()
+    }
+
+    /// Whether its methods may wait for something outside this program.
+    pub fn waits(&self) -> bool {
+        self.blueprint.waits()
+    }
+
+    /// The score that goes with a reward that is only claimed; nothing where a trace's milestones decide
+    /// it, or for a reward that cannot be.
+    pub fn score_claim(&self, reward: f64) -> Option<Score> {
+        self.blueprint.score_claim(reward)
+    }
+
     /// The bounds on calls and texts.
     pub fn limits(&self) -> Limits {
         self.limits
@@ -244,6 +293,10 @@ impl EnvironmentSpec {
     /// A fault. Built-in environments have none here.
     pub fn open(&self) -> Result<Box<dyn Environment>, Fault> {
         self.blueprint.open()
+    }
+
+    pub(crate) fn open_beside(&self) -> Result<Box<dyn Environment>, Fault> {
+        self.blueprint.open_beside()
     }
 
     /// What it says about itself.

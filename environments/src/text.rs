@@ -31,6 +31,23 @@ pub fn observation(mut text: String, max: usize) -> String {
     text
 }
 
+/// The text of content blocks, as MCP's tools return them.
+///
+/// # Errors
+/// A block that is no text.
+pub(crate) fn blocks(blocks: &[serde_json::Value]) -> Result<String, String> {
+    let mut text = String::new();
+    for block in blocks {
+        let kind = block.get("type").and_then(serde_json::Value::as_str).unwrap_or_default();
+        if kind != "text" {
+            let kind: String = kind.chars().take(40).collect();
+            return Err(format!("it returned content of type {kind:?}: only text is possible"));
+        }
+        text.push_str(block.get("text").and_then(serde_json::Value::as_str).unwrap_or_default());
+    }
+    Ok(text)
+}
+
 /// The error text for `message` under a limit of `max` characters.
 pub fn error(message: &str, max: usize) -> String {
     // Two quotes.

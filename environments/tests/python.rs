@@ -249,7 +249,9 @@ fn rewards_are_finite_and_within_their_range() {
     assert_eq!((score.reward, score.success), (1.5, false));
     assert!(scored(2.0).expect("in range").score.success);
     assert!(scored(-1.0).is_err_and(|what| what.contains("nan")));
-    assert!(scored(2.5).is_err_and(|what| what.contains("outside its declared range")));
+    assert!(
+        scored(2.5).is_err_and(|what| what.contains("outside environment.reward_range, 0 to 2"))
+    );
     assert!(refused("odd:NoReward").contains("neither get_reward() nor a reward"));
 }
 
@@ -345,8 +347,8 @@ fn mistakes_in_a_section_or_a_class_are_named_with_a_remedy() {
         (json!({"python": "odd:Odd", "call_seconds": 0}), "from 1 to 3600"),
         (json!({"python": "odd:Odd", "reward_range": [1, 0]}), "two numbers, the lower one first"),
         (json!({"python": "odd:Odd", "variables": [1]}), "a list of at most 64 texts"),
-        (json!({"mcp": {}}), "environment.mcp: such environments cannot be played yet"),
-        (json!({"openenv": "ws://x"}), "environment.openenv: such environments"),
+        (json!({"python": "odd:Odd", "reward": "a.b"}), "the name of a field or method"),
+        (json!({"python": "odd:Odd", "success_reward": 2}), "a number from 0 to 1"),
     ] {
         let message = parse(section.clone());
         assert!(message.contains(words), "{section}: {message}");

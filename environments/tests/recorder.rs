@@ -220,14 +220,14 @@ fn milestones_are_set_once_and_in_declared_order() {
 #[test]
 fn a_probe_tells_a_good_environment_from_bad_ones() {
     let report = probe(&guessing(), &task("{}"), 7).expect("no fault");
-    assert!(report.repeatable && report.isolated && report.forgets, "{report:?}");
+    assert!(report.repeatable && report.isolated == Some(true) && report.forgets, "{report:?}");
     assert_eq!(report.verdict(), Determinism::Deterministic);
     assert!(report.findings().is_empty());
 
     let task = task(r#"{"reset":"SEED"}"#);
     let seed = (0..).find(|seed| calls_without_break(*seed)).expect("some");
     let leaky = probe(&odd(Vice::Leaks), &task, seed).expect("no fault");
-    assert!(leaky.repeatable && leaky.isolated && !leaky.forgets, "{leaky:?}");
+    assert!(leaky.repeatable && leaky.isolated == Some(true) && !leaky.forgets, "{leaky:?}");
     assert_eq!(leaky.verdict(), Determinism::Recorded);
     assert!(leaky.findings().concat().contains("reset every field"));
 

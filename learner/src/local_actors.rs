@@ -6,14 +6,13 @@
 //! the child leaves.
 
 use std::{
+    ffi::OsString,
     io,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
-
-use environments::python::FOLDERS_VARIABLE;
 
 /// The environment variable that carries a join string.
 pub const JOIN_VARIABLE: &str = "ROLLCALL_JOIN";
@@ -36,8 +35,8 @@ pub struct LocalActorConfig {
     pub devices: Vec<String>,
     /// Episodes in flight per actor.
     pub slots: u32,
-    /// Where the code of the run's environment lies, where it is not part of the actor.
-    pub environment_folder: Option<PathBuf>,
+    /// Variables with which the actor may open the run's environment, where it is not part of it.
+    pub variables: Vec<(&'static str, OsString)>,
     /// Extra arguments.
     pub arguments: Vec<String>,
 }
@@ -175,9 +174,7 @@ impl LocalActors {
         if !config.devices.is_empty() {
             command.arg("--device").arg(&config.devices[index % config.devices.len()]);
         }
-        if let Some(folder) = &config.environment_folder {
-            command.env(FOLDERS_VARIABLE, folder);
-        }
+        command.envs(config.variables.iter().map(|(name, value)| (name, value)));
         command.args(&config.arguments);
         let child = command
             .spawn()

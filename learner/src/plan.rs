@@ -145,18 +145,19 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
     recipe.reward.check(&environment).map_err(|error| {
         RecipeError::conflict("reward", error.to_string(), "or choose another environment")
     })?;
-    let scored = recipe.environment.score_trace(&[]).is_some();
+    recipe.evidence.check(&environment)?;
+    let scored = recipe.environment.score_trace(&[]).is_some()
+        || recipe.environment.score_claim(*environment.reward_range.start()).is_some();
     if environment.determinism == Determinism::Recorded && !scored {
         return Err(RecipeError::conflict(
             "environment",
             format!(
-                "{} gives other episodes for the same seed, and its trace does not decide its score",
+                "{} cannot be played again, and its trace does not decide its score",
                 environment.name
             ),
             "take its randomness from the seed; `actor check` says what differs",
         ));
     }
-    recipe.evidence.check(&environment)?;
     recipe.lora.to_config().check_fits(config).map_err(|error| {
         RecipeError::conflict("lora", error.to_string(), "name linears that the model has")
     })?;

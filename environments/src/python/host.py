@@ -285,10 +285,10 @@ def tool_schema(name, function, static):
     return tool
 
 
-def tools_of(kind):
+def tools_of(kind, reward):
     tools = []
     for name, function in inspect.getmembers(kind, inspect.isfunction):
-        if name in RESERVED or name.startswith("_"):
+        if name in RESERVED or name == reward or name.startswith("_"):
             continue
         static = isinstance(inspect.getattr_static(kind, name), staticmethod)
         try:
@@ -304,8 +304,8 @@ def tools_of(kind):
 
 
 class Player:
-    def __init__(self, kind, tools):
-        self.kind, self.tools, self.instance = kind, tools, None
+    def __init__(self, kind, tools, reward):
+        self.kind, self.tools, self.reward, self.instance = kind, tools, reward, None
 
     def reset(self, request):
         seed = request["seed"]
@@ -336,7 +336,10 @@ class Player:
         return answer
 
     def score(self, request):
-        if callable(getattr(self.instance, "get_reward", None)):
+        if self.reward:
+            reward = getattr(self.instance, self.reward)
+            reward = finished(reward()) if callable(reward) else reward
+        elif callable(getattr(self.instance, "get_reward", None)):
             reward = finished(self.instance.get_reward())
         elif hasattr(self.instance, "reward") and not callable(self.instance.reward):
             reward = self.instance.reward
@@ -420,7 +423,7 @@ def work(lines):
         return
     try:
         kind = load(request)
-        tools = tools_of(kind)
+        tools = tools_of(kind, request["reward"])
     except Fault as fault:
         lines.send({"id": request["id"], "fault": str(fault)})
         return
@@ -428,6 +431,7 @@ def work(lines):
         lines.send({"id": request["id"], "fault": "import: " + short(error)})
         return
     lines.send({"id": request["id"], "tools": tools, "python": "%d.%d.%d" % sys.version_info[:3]})
+    reward = request["reward"]
     names = {tool["name"] for tool in tools}
     while True:
         request = lines.receive()
@@ -438,7 +442,7 @@ def work(lines):
         if player == 0:
             prctl(1, signal.SIGKILL)  # ends with the worker
             os.setpgid(0, 0)
-            play(lines, Player(kind, names), request)
+            play(lines, Player(kind, names, reward), request)
         _, status = os.waitpid(player, 0)
         try:
             os.killpg(player, signal.SIGKILL)  # what it left running

@@ -10,8 +10,8 @@
 //! another. Files and what else lies outside the process can. It is no sandbox: the code runs with
 //! your rights, without your environment variables.
 //!
-//! Reward is `get_reward()`, or the field `reward`; success is the upper end of `reward_range`. A field
-//! `done` that is `True` ends the episode. Milestones there are none.
+//! Reward is `get_reward()`, or the field `reward`, or what the section's `reward` names. A field `done`
+//! that is `True` ends the episode. Milestones there are none.
 
 mod process;
 
@@ -23,16 +23,15 @@ use std::{
     time::Duration,
 };
 
-use protocol::{Digest, Split, Task};
+use protocol::{Digest, Task};
 use serde_json::{Map, Value, json};
 
 pub use self::process::PYTHON_VARIABLE;
 use self::process::{Process, Tool};
 use crate::{
-    Blueprint, Description, Determinism, Environment, EnvironmentSpec, Fault, Limits, Raised,
-    Reply, Score, SpecError, ToolSpec,
+    Blueprint, Description, Environment, Fault, Raised, Reply, Score, SpecError, ToolSpec,
     fields::{Fields, task_fields},
-    probe, spec,
+    hosted::{self, Common, Host},
 };
 
 /// The key that such sections have in place of `name`.
@@ -55,15 +54,13 @@ struct Settings {
     folder: PathBuf,
     file: PathBuf,
     sha256: Digest,
-    reward_range: (f64, f64),
-    call_seconds: u64,
-    reset_seconds: u64,
+    /// The field, property or method that holds the reward, where it is not `get_reward` or `reward`.
+    reward: Option<String>,
+    common: Common,
     start_seconds: u64,
     memory_mib: u64,
     episodes_per_process: u64,
     variables: Vec<String>,
-    claimed: Determinism,
-    probe_task: Map<String, Value>,
 }
 
 /// Reads a section whose module may lie in `base`.
@@ -99,8 +96,16 @@ pub(crate) fn parse(
             reason: format!("{} has SHA-256 {sha256}, not {frozen}", file.display()),
         });
     }
-    let determinisms =
-        [("deterministic", Determinism::Deterministic), ("recorded", Determinism::Recorded)];
+    let reward = fields.optional_text("reward", "the name of a field or method of the class")?;
+    if let Some(name) = reward
+        && !identifier(name)
+    {
+        return Err(SpecError::Value {
+            field: "environment.reward".into(),
+            expected: "the name of a field or method of the class".into(),
+            found: crate::fields::shown(&name.into()),
+        });
+    }
     let settings = Settings {
         name: name.into(),
         module: module.into(),
@@ -108,15 +113,12 @@ pub(crate) fn parse(
         folder,
         file,
         sha256,
-        reward_range: fields.range("reward_range", (0.0, 1.0))?,
-        call_seconds: fields.integer("call_seconds", 30, 1..=3600)?,
-        reset_seconds: fields.integer("reset_seconds", 60, 1..=3600)?,
+        reward: reward.map(str::to_owned),
+        common: Common::parse(fields)?,
         start_seconds: fields.integer("start_seconds", 120, 1..=3600)?,
         memory_mib: fields.integer("memory_mib", 4096, 0..=1 << 24)?,
         episodes_per_process: fields.integer("episodes_per_process", 256, 1..=1_000_000)?,
         variables: fields.texts("variables", 64)?,
-        claimed: fields.choice("determinism", Determinism::Deterministic, &determinisms)?,
-        probe_task: fields.object("probe_task")?.cloned().unwrap_or_default(),
     };
     let hosts = Arc::new(Hosts { settings, idle: Mutex::default() });
     Ok(Arc::new(Class { hosts, described: OnceLock::new() }))
@@ -171,16 +173,8 @@ impl Settings {
             parameters: tool.parameters,
             returns: tool.returns,
         };
-        Description {
-            name: self.name.clone(),
-            version: self.version(),
-            tools: tools.into_iter().map(tool).collect(),
-            milestones: Vec::new(),
-            reward_range: self.reward_range.0..=self.reward_range.1,
-            determinism: self.claimed,
-            images: false,
-            answers: false,
-        }
+        let tools = tools.into_iter().map(tool).collect();
+        self.common.describe(&self.name, self.version(), tools)
     }
 }
 
@@ -202,6 +196,7 @@ impl Hosts {
             "module": settings.module,
             "class": settings.class,
             "sha256": settings.sha256,
+            "reward": settings.reward,
             "memory_mib": settings.memory_mib,
         });
         let patience = Duration::from_secs(settings.start_seconds);
@@ -246,32 +241,27 @@ impl Class {
     }
 
     fn examine(&self) -> Result<Description, Fault> {
-        let settings = &self.hosts.settings;
         let (process, tools) = self.hosts.start()?;
         self.hosts.idle.lock().unwrap_or_else(PoisonError::into_inner).push(process);
-        let mut description = settings.describe(tools);
-        if settings.claimed == Determinism::Recorded {
-            return Ok(description);
-        }
-        let opening = Opening { hosts: self.hosts.clone(), description: description.clone() };
-        let spec = EnvironmentSpec::custom(Arc::new(opening), Limits::default());
-        let task = Task {
-            id: "probe".into(),
-            prompt: String::new(),
-            fields: Value::Object(settings.probe_task.clone()).to_string(),
-            split: Split::Train,
-        };
-        let report = probe(&spec, &task, 0).map_err(|fault| {
-            settings.fault(
-                "its probe",
-                format!(
-                    "{fault}; where reset needs a row's fields, set environment.probe_task to a \
-                     task object"
-                ),
-            )
-        })?;
-        description.determinism = report.verdict();
-        Ok(description)
+        hosted::tested(&self.hosts, self.hosts.settings.describe(tools))
+    }
+}
+
+impl Host for Hosts {
+    fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    fn version(&self) -> String {
+        self.settings.version()
+    }
+
+    fn common(&self) -> &Common {
+        &self.settings.common
+    }
+
+    fn play(self: &Arc<Self>, description: Description, _: bool) -> Box<dyn Environment> {
+        Box::new(Episode { hosts: self.clone(), description, process: None })
     }
 }
 
@@ -294,18 +284,17 @@ impl Blueprint for Class {
 
     fn settings(&self) -> Map<String, Value> {
         let settings = &self.hosts.settings;
-        spec::settings(json!({
-            "sha256": settings.sha256,
-            "reward_range": [settings.reward_range.0, settings.reward_range.1],
-            "call_seconds": settings.call_seconds,
-            "reset_seconds": settings.reset_seconds,
-            "start_seconds": settings.start_seconds,
-            "memory_mib": settings.memory_mib,
-            "episodes_per_process": settings.episodes_per_process,
-            "variables": settings.variables,
-            "determinism": settings.claimed,
-            "probe_task": settings.probe_task,
-        }))
+        let mut all = Map::new();
+        all.insert("sha256".into(), json!(settings.sha256));
+        if let Some(name) = &settings.reward {
+            all.insert("reward".into(), json!(name));
+        }
+        all.extend(settings.common.settings());
+        all.insert("start_seconds".into(), settings.start_seconds.into());
+        all.insert("memory_mib".into(), settings.memory_mib.into());
+        all.insert("episodes_per_process".into(), settings.episodes_per_process.into());
+        all.insert("variables".into(), json!(settings.variables));
+        all
     }
 
     fn check_task(&self, task: &Task) -> Result<(), SpecError> {
@@ -313,46 +302,19 @@ impl Blueprint for Class {
     }
 
     fn open(&self) -> Result<Box<dyn Environment>, Fault> {
-        let description = self.described()?;
-        Ok(Box::new(Episode { hosts: self.hosts.clone(), description, process: None }))
+        Ok(self.hosts.play(self.described()?, false))
+    }
+
+    fn waits(&self) -> bool {
+        true
     }
 
     fn score(&self, _: &BTreeSet<&str>) -> Option<Score> {
         None
     }
-}
 
-/// The class before its claim was tested: what the probe plays.
-#[derive(Debug)]
-struct Opening {
-    hosts: Arc<Hosts>,
-    description: Description,
-}
-
-impl Blueprint for Opening {
-    fn name(&self) -> &str {
-        &self.hosts.settings.name
-    }
-
-    fn version(&self) -> String {
-        self.hosts.settings.version()
-    }
-
-    fn settings(&self) -> Map<String, Value> {
-        Map::new()
-    }
-
-    fn check_task(&self, _: &Task) -> Result<(), SpecError> {
-        Ok(())
-    }
-
-    fn open(&self) -> Result<Box<dyn Environment>, Fault> {
-        let (hosts, description) = (self.hosts.clone(), self.description.clone());
-        Ok(Box::new(Episode { hosts, description, process: None }))
-    }
-
-    fn score(&self, _: &BTreeSet<&str>) -> Option<Score> {
-        None
+    fn score_claim(&self, reward: f64) -> Option<Score> {
+        self.hosts.common().score(reward)
     }
 }
 
@@ -368,16 +330,14 @@ impl Episode {
         &mut self,
         during: &'static str,
         request: Value,
-        seconds: u64,
+        patience: Duration,
     ) -> Result<process::Answer, Fault> {
         let settings = &self.hosts.settings;
         let Some(mut process) = self.process.take() else {
             return Err(settings.fault(during, "there was no reset before it".into()));
         };
         // A process that failed is dropped, and all that runs below it with it.
-        let answer = process
-            .ask(request, Duration::from_secs(seconds))
-            .map_err(|what| settings.fault(during, what))?;
+        let answer = process.ask(request, patience).map_err(|what| settings.fault(during, what))?;
         self.process = Some(process);
         Ok(answer)
     }
@@ -389,26 +349,21 @@ impl Environment for Episode {
     }
 
     fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault> {
-        let fields =
-            task_fields(task).map_err(|error| Fault::Task { task: task.id.clone(), error })?;
+        let given = json!({"id": task.id, "prompt": task.prompt, "seed": seed});
+        let row = hosted::row(task, crate::spec::settings(given))?;
         if let Some(used) = self.process.take() {
             self.hosts.give_back(used)?;
         }
         self.process = Some(self.hosts.take()?);
-        let mut row = Map::new();
-        row.insert("id".into(), task.id.clone().into());
-        row.insert("prompt".into(), task.prompt.clone().into());
-        row.insert("seed".into(), seed.into());
-        row.extend(fields);
         let request = json!({"op": "reset", "seed": seed, "row": row});
-        let seconds = self.hosts.settings.reset_seconds;
-        Ok(self.ask("reset", request, seconds)?.text)
+        let patience = self.hosts.settings.common.reset();
+        Ok(self.ask("reset", request, patience)?.text)
     }
 
     fn call(&mut self, tool: &str, arguments: &Map<String, Value>) -> Result<Reply, Fault> {
         let request = json!({"op": "call", "tool": tool, "arguments": arguments});
-        let seconds = self.hosts.settings.call_seconds;
-        let answer = self.ask("a call", request, seconds)?;
+        let patience = self.hosts.settings.common.call();
+        let answer = self.ask("a call", request, patience)?;
         let result = match answer.raised {
             Some(message) => Err(Raised(message)),
             None => Ok(answer.text.unwrap_or_default()),
@@ -417,13 +372,12 @@ impl Environment for Episode {
     }
 
     fn score(&mut self) -> Result<Score, Fault> {
-        let seconds = self.hosts.settings.call_seconds;
-        let answer = self.ask("its reward", json!({"op": "score"}), seconds)?;
+        let patience = self.hosts.settings.common.call();
+        let answer = self.ask("its reward", json!({"op": "score"}), patience)?;
         let reward = answer.reward.ok_or_else(|| {
             self.hosts.settings.fault("its reward", "its reply holds no reward".into())
         })?;
-        let success = reward >= self.hosts.settings.reward_range.1;
-        Ok(Score { reward, success, milestones: Default::default() })
+        Host::score(self.hosts.as_ref(), reward)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Rung 6: a deterministic environment, played again from task, seed and the calls and the answer that
 //! the learner itself parsed, gives the same trace and shows the same images. Its score is the one that counts.
 //!
-//! An environment that cannot be replayed passes only where the run allows it, is marked so in the
-//! evidence, and is scored by what its checked trace alone decides.
+//! An environment that cannot be replayed passes only where the run allows it, and is marked so in the
+//! evidence. It is scored by what its checked trace alone decides; where its reward is all that there is
+//! to a score, by the reward that the actor recorded.
 
 use environments::{Claim, Determinism, EpisodeKey};
 
@@ -26,7 +27,9 @@ impl Rung for Replay {
             if !auditor.terms.allow_recorded {
                 return Err(Reason::RecordedNotAllowed);
             }
-            findings.score = environment.score_trace(&case.episode.trace);
+            findings.score = environment
+                .score_trace(&case.episode.trace)
+                .or_else(|| environment.score_claim(case.episode.reward));
             return Ok(());
         }
         let key = EpisodeKey::from(case.lease);

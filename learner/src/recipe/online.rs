@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use environments::{Description, Determinism, EnvironmentSpec};
+use environments::{Description, Determinism, EnvironmentSpec, SpecError};
 use protocol::Digest;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -82,7 +82,7 @@ pub struct EvidenceSettings {
     /// MiB of adapters that are archived in all, so that every episode can be scored again under the
     /// policy that played it; 0 (none) to 16,777,216. Default 4,096.
     pub archive_mib: u64,
-    /// Take episodes of environments that cannot be played again, on their trace alone. Default false.
+    /// Take episodes of environments that cannot be played again, as actors recorded them. Default false.
     pub allow_recorded: bool,
 }
 
@@ -101,7 +101,8 @@ impl EvidenceSettings {
             return Err(RecipeError::conflict(
                 "environment",
                 format!("{} is recorded: its episodes cannot be played again", environment.name),
-                "set evidence.allow_recorded to true to take them on their trace alone",
+                "set evidence.allow_recorded to true to take them as actors recorded them, or take its \
+                 randomness from the seed; `actor check` says what differs",
             ));
         }
         Ok(())
@@ -129,10 +130,15 @@ impl Recipe {
     /// The first mistake, by field.
     pub fn read(path: &Path) -> Result<Self, RecipeError> {
         let (value, sha256) = read_json(path)?;
-        Self::parse(&value, path, sha256)
+        Self::parse(&value, path, sha256, EnvironmentSpec::parse_in)
     }
 
-    fn parse(value: &Value, path: &Path, sha256: Digest) -> Result<Self, RecipeError> {
+    fn parse(
+        value: &Value,
+        path: &Path,
+        sha256: Digest,
+        parse_environment: impl Fn(&Value, &Path) -> Result<EnvironmentSpec, SpecError>,
+    ) -> Result<Self, RecipeError> {
         let base = path.parent().unwrap_or(Path::new(""));
         let recipe = Section::new("", value, KEYS)?;
         recipe.u64("schema_version", None, 1..=1)?;
@@ -165,7 +171,7 @@ impl Recipe {
             chat_template_kwargs: kwargs(&recipe)?,
             system_prompt: recipe.optional_text("system_prompt", MAX_SETTING)?.map(Into::into),
             lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
-            environment: EnvironmentSpec::parse_in(environment, base)?,
+            environment: parse_environment(environment, base)?,
             evaluation: evaluation(&recipe, base, training.sampling)?,
             reference,
             reward: reward(&recipe)?,
@@ -194,7 +200,8 @@ impl Recipe {
             }
         }
         let sha256 = Digest::of(settings.to_string().as_bytes());
-        Self::parse(&settings, Path::new(""), sha256)
+        // What stands in a run's directory is not this machine's owner's word: nothing that it names is run.
+        Self::parse(&settings, Path::new(""), sha256, |section, _| EnvironmentSpec::parse(section))
     }
 
     /// Everything that decides a run, defaults filled in: what stands in plans and manifests. Paths

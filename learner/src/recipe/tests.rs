@@ -419,7 +419,8 @@ fn recorded_environments_need_a_recipe_that_allows_them() {
     assert_eq!(
         guess.evidence.check(&described).expect_err("refused").to_string(),
         "environment: guess is recorded: its episodes cannot be played again; set \
-         evidence.allow_recorded to true to take them on their trace alone"
+         evidence.allow_recorded to true to take them as actors recorded them, or take its \
+         randomness from the seed; `actor check` says what differs"
     );
     let allowed = read(&with("evidence", json!({"allow_recorded": true}))).expect("valid");
     allowed.evidence.check(&described).expect("allowed");

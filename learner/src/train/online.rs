@@ -439,7 +439,7 @@ fn start_local_actors(
         model: plan.recipe.model.path.clone(),
         devices,
         slots: options.actor_slots,
-        environment_folder: plan.recipe.environment.folder().map(Path::to_owned),
+        variables: plan.recipe.environment.variables(),
         arguments: Vec::new(),
     };
     LocalActors::start(config, options.local_actors).map(Some).map_err(Failure::mistake)
