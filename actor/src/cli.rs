@@ -33,6 +33,9 @@ use crate::{
     session::{self, SessionOptions},
 };
 
+/// Where a join string is looked for that is neither an argument nor in a file.
+const JOIN_VARIABLE: &str = "ROLLCALL_JOIN";
+
 /// Plays tool episodes for a Rollcall learner.
 #[derive(Debug, Parser)]
 #[command(
@@ -42,6 +45,7 @@ use crate::{
 Examples:
   actor join 'learner.example:7171#…' --model ./Qwen3-0.6B
   ROLLCALL_JOIN=… actor join --model ./Qwen3-0.6B --device cuda:1 --slots 64
+  actor join --join-file /run/secrets/rollcall-join --model ./Qwen3-0.6B
   actor check '{\"name\": \"guess\", \"n\": 8}'"
 )]
 pub struct Cli {
@@ -70,12 +74,12 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct JoinArguments {
-    /// The join string that the learner printed. An argument shows in `ps`: rather use the
-    /// environment variable or a file.
-    #[arg(env = "ROLLCALL_JOIN", hide_env_values = true)]
+    /// The join string that the learner printed. An argument shows in `ps`: rather use a file, or the
+    /// environment variable ROLLCALL_JOIN, which is read where neither is given.
     join: Option<String>,
-    /// A file that holds the join string.
-    #[arg(long, conflicts_with = "join")]
+    /// A file that holds the join string, such as `join` in the learner's identity directory; `-` reads
+    /// standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "join")]
     join_file: Option<PathBuf>,
     /// The model directory: a copy of the learner's.
     #[arg(long)]
@@ -114,19 +118,31 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
     }
 }
 
+/// A join string is far shorter.
+const MAX_JOIN_BYTES: u64 = 64 << 10;
+
 fn join_string(arguments: &JoinArguments) -> Result<Join, Failure> {
     let text = match (&arguments.join, &arguments.join_file) {
         (Some(text), _) => text.clone(),
-        (None, Some(path)) => std::fs::read_to_string(path)
+        (None, Some(path)) => read_join(path)
             .map_err(|e| Failure::Mistake(format!("--join-file {}: {e}", path.display())))?,
-        (None, None) => {
-            return Err(Failure::Mistake(
-                "no join string: give the one that the learner printed as argument, in ROLLCALL_JOIN, or in --join-file"
-                    .into(),
-            ));
-        }
+        (None, None) => std::env::var(JOIN_VARIABLE).map_err(|_| {
+            Failure::Mistake(format!(
+                "no join string: give the one that the learner printed as argument, in {JOIN_VARIABLE}, or in --join-file"
+            ))
+        })?,
     };
     text.trim().parse().map_err(Failure::mistake)
+}
+
+fn read_join(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let source: &mut dyn std::io::Read = match path.to_str() {
+        Some("-") => &mut std::io::stdin(),
+        _ => &mut std::fs::File::open(path)?,
+    };
+    source.take(MAX_JOIN_BYTES).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn join(arguments: &JoinArguments) -> Result<(), Failure> {

@@ -19,6 +19,7 @@ use crate::{
     recipe::PpoInputs,
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
+    token::{self, TokenCommand},
     train::{
         calibrate::{CalibrateOptions, calibrate},
         follow::follow,
@@ -200,6 +201,9 @@ enum Command {
         #[arg(long)]
         output: PathBuf,
     },
+    /// The join string of an identity directory, a new secret for it, and actors that are shut out.
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// The SHA-256 of a file or model directory as recipes freeze it.
     Digest {
         /// The file or directory.
@@ -288,7 +292,9 @@ struct NetworkArguments {
     /// The actor program; the one beside this program by default.
     #[arg(long)]
     actor_program: Option<PathBuf>,
-    /// Directory that keeps the learner's certificate and join secret; fresh ones by default.
+    /// Directory that keeps the learner's certificate, the join secret, the join string (file `join`) and
+    /// the ids of actors that are shut out (file `revoked`); see `learner token`. Without it the learner is
+    /// another one at each start.
     #[arg(long)]
     identity: Option<PathBuf>,
     /// Seconds that an actor has for an episode before its lease goes to another.
@@ -433,6 +439,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             let rows = rows as usize;
             dataset::run(&DatasetOptions { environment, rows, split, seed, expert, output })
         }
+        Command::Token(command) => token::run(&command),
         Command::Digest { path } => {
             print_line(&digest(&path)?.to_string());
             Ok(())

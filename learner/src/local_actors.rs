@@ -1,6 +1,6 @@
 //! Actor processes that the learner starts and keeps alive on its own host.
 //!
-//! Each child gets the join string through its environment (an argument would show in `ps`), runs in
+//! Each child gets the join string through its environment or a private file (an argument would show in `ps`), runs in
 //! its own process group (so that Ctrl-C reaches the learner alone, which then ends its actors in
 //! order), and watches its standard input: when the learner dies, however it dies, the pipe closes and
 //! the child leaves.
@@ -29,6 +29,8 @@ pub struct LocalActorConfig {
     pub program: PathBuf,
     /// The learner's join string.
     pub join: String,
+    /// A file that holds it as it is at any time, instead.
+    pub join_file: Option<PathBuf>,
     /// The model directory.
     pub model: PathBuf,
     /// One device each, used round robin.
@@ -168,9 +170,12 @@ impl LocalActors {
             .arg("--slots")
             .arg(config.slots.to_string())
             .arg("--leave-with-stdin")
-            .env(JOIN_VARIABLE, &config.join)
             .stdin(Stdio::piped())
             .process_group(0);
+        match &config.join_file {
+            Some(file) => command.arg("--join-file").arg(file).env_remove(JOIN_VARIABLE),
+            None => command.env(JOIN_VARIABLE, &config.join),
+        };
         if !config.devices.is_empty() {
             command.arg("--device").arg(&config.devices[index % config.devices.len()]);
         }

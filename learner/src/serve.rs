@@ -6,13 +6,18 @@
 
 use std::{
     net::SocketAddr,
+    path::Path,
     sync::{Arc, mpsc as std_mpsc},
     time::Duration,
 };
 
-use crate::audit::Judged;
+use crate::{
+    audit::Judged,
+    joins::JoinLog,
+    keys::{KeyWatch, Keys},
+};
 use protocol::{
-    ActorId, AdapterManifest, FromActor, FromLearner, Identity, Join, Secret,
+    ActorId, AdapterManifest, FromActor, FromLearner, Join,
     endpoint::{
         ActorLink, AdapterShelf, Arrival, BindError, CloseCode, JoinFailure, LearnerConfig,
         LearnerEndpoint, ToActor,
@@ -23,10 +28,14 @@ use tokio::{
     runtime::{Handle, Runtime},
     sync::{mpsc as queue, oneshot, watch},
     task::JoinSet,
+    time::MissedTickBehavior,
 };
+use tracing::{info, warn};
 
 /// How long actors may take to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// How often the identity directory is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// Events that wait for the coordinator. A full queue holds the actors' streams back.
 const WAITING_EVENTS: usize = 256;
 
@@ -94,11 +103,23 @@ impl Actor {
     }
 }
 
+/// Why a learner does not listen.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The identity directory.
+    #[error(transparent)]
+    Keys(#[from] protocol::IdentityError),
+}
+
 /// A listening learner.
 pub struct Server {
     runtime: Handle,
     join: Join,
     shelf: Arc<AdapterShelf>,
+    joins: Arc<JoinLog>,
     events: queue::Receiver<Event>,
     sender: queue::Sender<Event>,
     shut_out: queue::UnboundedSender<ActorId>,
@@ -110,33 +131,50 @@ impl Server {
     /// Listens on `addr` for actors that fit `admission`; `host` is the name under which they reach it.
     ///
     /// # Errors
-    /// The port is in use or the address is not ours.
+    /// The port is in use or the address is not ours; the join string cannot be kept.
     pub fn start(
         runtime: &Runtime,
         addr: SocketAddr,
         host: &str,
-        identity: &Identity,
-        secret: Secret,
+        mut keys: Keys,
         admission: Admission,
-    ) -> Result<Self, BindError> {
+    ) -> Result<Self, ServeError> {
         let shelf = Arc::new(AdapterShelf::default());
         let config = LearnerConfig::new(admission, shelf.clone());
         let _guard = runtime.enter();
-        let endpoint = LearnerEndpoint::bind(addr, identity, secret, config)?;
+        let watch = keys.take_watch();
+        let endpoint = LearnerEndpoint::bind(addr, &keys.identity, keys.secret, config)?;
+        endpoint.set_revoked(keys.revoked);
         let join = endpoint.join(host).map_err(|source| BindError::Io { addr, source })?;
+        watch.as_ref().map_or(Ok(()), |watch| watch.keep(&join))?;
+        let joins = Arc::new(JoinLog::start().map_err(|source| BindError::Io { addr, source })?);
         let (event_sender, events) = queue::channel(WAITING_EVENTS);
         let (stop, stopping) = oneshot::channel();
         let (stopped_sender, stopped) = std_mpsc::channel();
         let (shut_out, shutting_out) = queue::unbounded_channel();
         let sender = event_sender.clone();
-        runtime.spawn(listen(endpoint, event_sender, shutting_out, stopping, stopped_sender));
+        let listener = Listener {
+            endpoint,
+            host: host.to_owned(),
+            watch,
+            joins: joins.clone(),
+            events: event_sender,
+            shutting_out,
+        };
+        runtime.spawn(listener.listen(stopping, stopped_sender));
         let runtime = runtime.handle().clone();
-        Ok(Self { runtime, join, shelf, events, sender, shut_out, stop: Some(stop), stopped })
+        let stop = Some(stop);
+        Ok(Self { runtime, join, shelf, joins, events, sender, shut_out, stop, stopped })
     }
 
     /// The join string's parts.
     pub fn join(&self) -> &Join {
         &self.join
+    }
+
+    /// Logs who joins to the run's directory, who did until now included.
+    pub fn log_joins(&self, run: &Path) {
+        self.joins.open(run);
     }
 
     /// Makes an adapter fetchable, whole and as differences to the newest before it, and forgets all
@@ -185,42 +223,79 @@ impl Drop for Server {
     }
 }
 
-async fn listen(
-    mut endpoint: LearnerEndpoint,
+/// What the listening task owns.
+struct Listener {
+    endpoint: LearnerEndpoint,
+    host: String,
+    watch: Option<KeyWatch>,
+    joins: Arc<JoinLog>,
     events: queue::Sender<Event>,
-    mut shutting_out: queue::UnboundedReceiver<ActorId>,
-    mut stopping: oneshot::Receiver<String>,
-    stopped: std_mpsc::Sender<()>,
-) {
-    let mut links = JoinSet::new();
-    let (over, _) = watch::channel(None::<String>);
-    let mut connections = 0;
-    let reason = loop {
-        let arrival = tokio::select! {
-            reason = &mut stopping => break reason.unwrap_or_else(|_| "the learner stopped".into()),
-            Some(_) = links.join_next() => continue,
-            Some(actor) = shutting_out.recv() => {
-                endpoint.revoke(actor);
-                continue;
+    shutting_out: queue::UnboundedReceiver<ActorId>,
+}
+
+impl Listener {
+    async fn listen(
+        mut self,
+        mut stopping: oneshot::Receiver<String>,
+        stopped: std_mpsc::Sender<()>,
+    ) {
+        let mut links = JoinSet::new();
+        let (over, _) = watch::channel(None::<String>);
+        let mut connections = 0;
+        let mut looks = tokio::time::interval(LOOK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let reason = loop {
+            let arrival = tokio::select! {
+                reason = &mut stopping => break reason.unwrap_or_else(|_| "the learner stopped".into()),
+                Some(_) = links.join_next() => continue,
+                Some(actor) = self.shutting_out.recv() => {
+                    self.endpoint.revoke(actor);
+                    continue;
+                }
+                _ = looks.tick(), if self.watch.is_some() => {
+                    self.look();
+                    continue;
+                }
+                arrival = self.endpoint.accept() => arrival,
+            };
+            match arrival {
+                Some(Arrival::Joined(link)) => {
+                    self.joins.joined(link.remote(), link.actor);
+                    connections += 1;
+                    links.spawn(attend(link, self.events.clone(), over.subscribe(), connections));
+                }
+                Some(Arrival::Refused { remote, actor, failure }) => {
+                    self.joins.refused(remote, actor, &failure);
+                    // A coordinator that is busy with an update has more to do than to hear of this.
+                    let _ = self.events.try_send(Event::TurnedAway { remote, failure });
+                }
+                None => break "the endpoint closed".into(),
             }
-            arrival = endpoint.accept() => arrival,
         };
-        match arrival {
-            Some(Arrival::Joined(link)) => {
-                connections += 1;
-                links.spawn(attend(link, events.clone(), over.subscribe(), connections));
+        over.send_replace(Some(reason.clone()));
+        let everyone = async { while links.join_next().await.is_some() {} };
+        drop(tokio::time::timeout(FAREWELL, everyone).await);
+        self.endpoint.shutdown(CloseCode::Finished, &reason).await;
+        let _ = stopped.send(());
+    }
+
+    /// Takes up what changed in the identity directory.
+    fn look(&mut self) {
+        let Some(watch) = &mut self.watch else { return };
+        let changes = watch.look();
+        if let Some(secret) = changes.secret {
+            self.endpoint.set_secret(secret);
+            info!("the join secret was replaced; links that exist stay");
+            let kept = self.endpoint.join(&self.host).map_err(|error| error.to_string());
+            if let Err(error) = kept.and_then(|it| watch.keep(&it).map_err(|it| it.to_string())) {
+                warn!("{error}");
             }
-            Some(Arrival::Refused { remote, failure, .. }) => {
-                let _ = events.send(Event::TurnedAway { remote, failure }).await;
-            }
-            None => break "the endpoint closed".into(),
         }
-    };
-    over.send_replace(Some(reason.clone()));
-    let everyone = async { while links.join_next().await.is_some() {} };
-    drop(tokio::time::timeout(FAREWELL, everyone).await);
-    endpoint.shutdown(CloseCode::Finished, &reason).await;
-    let _ = stopped.send(());
+        if let Some(revoked) = changes.revoked {
+            info!("{} actors are shut out by the identity directory", revoked.len());
+            self.endpoint.set_revoked(revoked);
+        }
+    }
 }
 
 /// Carries messages between one actor and the coordinator until either ends.

@@ -43,6 +43,13 @@ pub enum IdentityError {
     Generate(String),
 }
 
+impl IdentityError {
+    /// An error of the operating system's about a file.
+    pub(crate) fn file(path: PathBuf) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self::File { path: path.clone(), problem: error.to_string() }
+    }
+}
+
 impl Clone for Identity {
     fn clone(&self) -> Self {
         let (certificate, key) = (self.certificate.clone(), self.key.clone_key());

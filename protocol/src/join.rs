@@ -41,27 +41,59 @@ impl Secret {
     /// # Errors
     /// The file cannot be read or written, is readable by others, or holds something else.
     pub fn load_or_create(dir: &Path) -> Result<Self, IdentityError> {
-        let path = dir.join(Self::FILE);
-        let file = |problem: String| IdentityError::File { path: path.clone(), problem };
-        let parse = |bytes: Vec<u8>| {
-            let text = String::from_utf8(bytes).unwrap_or_default();
-            let decoded = URL_SAFE_NO_PAD.decode(text.trim_end()).ok();
-            decoded.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or_else(|| {
-                file("not a join secret: remove it and a new one is made".to_owned())
-            })
-        };
-        if let Some(bytes) = private::read(&path).map_err(|e| file(e.to_string()))? {
-            return parse(bytes);
-        }
-        let secret = Self::generate()?;
-        let text = format!("{}\n", URL_SAFE_NO_PAD.encode(secret.0));
-        if private::create(&path, text.as_bytes()).map_err(|e| file(e.to_string()))? {
+        if let Some(secret) = Self::load(dir)? {
             return Ok(secret);
         }
-        let bytes = private::read(&path).map_err(|e| file(e.to_string()))?;
-        parse(bytes.ok_or_else(|| file("vanished".to_owned()))?)
+        let secret = Self::generate()?;
+        let file = IdentityError::file(dir.join(Self::FILE));
+        if private::create(&dir.join(Self::FILE), secret.text().as_bytes()).map_err(&file)? {
+            return Ok(secret);
+        }
+        Self::load(dir)?.ok_or_else(|| file(std::io::ErrorKind::NotFound.into()))
+    }
+
+    /// The secret kept in `dir`, if one is.
+    ///
+    /// # Errors
+    /// The file cannot be read, is readable by others, or holds something else.
+    pub fn load(dir: &Path) -> Result<Option<Self>, IdentityError> {
+        let path = dir.join(Self::FILE);
+        let bytes = private::read(&path)
+            .map_err(|e| IdentityError::File { path: path.clone(), problem: e.to_string() })?;
+        let Some(bytes) = bytes else { return Ok(None) };
+        let text = String::from_utf8(bytes).unwrap_or_default();
+        let decoded = URL_SAFE_NO_PAD.decode(text.trim_end()).ok();
+        decoded.and_then(|bytes| bytes.try_into().ok()).map(|it| Some(Self(it))).ok_or_else(|| {
+            let problem = "not a join secret: remove it and a new one is made".to_owned();
+            IdentityError::File { path, problem }
+        })
+    }
+
+    /// Replaces the secret kept in `dir` by a new one. A learner that uses the directory takes it up
+    /// by itself.
+    ///
+    /// # Errors
+    /// No randomness, or the file cannot be written.
+    pub fn rotate(dir: &Path) -> Result<Self, IdentityError> {
+        let secret = Self::generate()?;
+        let path = dir.join(Self::FILE);
+        private::replace(&path, secret.text().as_bytes()).map_err(IdentityError::file(path))?;
+        Ok(secret)
+    }
+
+    fn text(&self) -> String {
+        format!("{}\n", URL_SAFE_NO_PAD.encode(self.0))
     }
 }
+
+/// By their bytes, in time that does not depend on them.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.iter().zip(other.0).fold(0, |differing, (a, b)| differing | (a ^ b)) == 0
+    }
+}
+
+impl Eq for Secret {}
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -113,6 +145,33 @@ pub enum JoinError {
 }
 
 impl Join {
+    /// The file in a learner's identity directory that holds its join string as it is now, for
+    /// `actor join --join-file`.
+    pub const FILE: &str = "join";
+
+    /// Writes the string to `dir`, with mode 0600.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn keep(&self, dir: &Path) -> Result<(), IdentityError> {
+        let path = dir.join(Self::FILE);
+        let text = format!("{}\n", self.reveal());
+        private::replace(&path, text.as_bytes()).map_err(IdentityError::file(path))
+    }
+
+    /// The string that a learner wrote to `dir`, if one did.
+    ///
+    /// # Errors
+    /// The file cannot be read, is readable by others, or holds something else.
+    pub fn kept(dir: &Path) -> Result<Option<Self>, IdentityError> {
+        let path = dir.join(Self::FILE);
+        let file = |problem: String| IdentityError::File { path: path.clone(), problem };
+        let bytes = private::read(&path).map_err(|e| file(e.to_string()))?;
+        let Some(bytes) = bytes else { return Ok(None) };
+        let text = String::from_utf8(bytes).unwrap_or_default();
+        text.parse().map(Some).map_err(|e: JoinError| file(e.to_string()))
+    }
+
     /// The string itself, the secret included: for the terminal of the learner's owner.
     pub fn reveal(&self) -> String {
         let mut token = Vec::with_capacity(TOKEN_LEN);
@@ -235,10 +294,39 @@ mod tests {
     }
 
     #[test]
+    fn a_kept_join_string_is_private_and_read_back() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert!(Join::kept(dir.path()).expect("readable").is_none());
+        for port in [1, 2] {
+            let join = Join { port, ..join("h") };
+            join.keep(dir.path()).expect("written");
+            let kept = Join::kept(dir.path()).expect("readable").expect("there");
+            assert_eq!(kept.reveal(), join.reveal());
+        }
+        let names: Vec<_> = std::fs::read_dir(dir.path()).expect("there").collect();
+        assert_eq!(names.len(), 1, "no temporary file stays: {names:?}");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            let path = dir.path().join(Join::FILE);
+            assert_eq!(
+                std::fs::metadata(&path).expect("there").permissions().mode() & 0o777,
+                0o600
+            );
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("ours");
+            let error = Join::kept(dir.path()).expect_err("readable by others").to_string();
+            assert!(error.contains("chmod 600"), "{error}");
+        }
+    }
+
+    #[test]
     fn a_learner_keeps_its_secret() {
         let dir = tempfile::tempdir().expect("a directory");
         let first = Secret::load_or_create(dir.path()).expect("made");
         assert_eq!(first.0, Secret::load_or_create(dir.path()).expect("read").0);
+        let rotated = Secret::rotate(dir.path()).expect("written");
+        assert_ne!(first, rotated);
+        assert_eq!(Secret::load_or_create(dir.path()).expect("read"), rotated);
         std::fs::write(dir.path().join(Secret::FILE), "short").expect("ours");
         let error = Secret::load_or_create(dir.path()).expect_err("damaged").to_string();
         assert!(error.contains("join-secret") && error.contains("remove"), "{error}");

@@ -21,6 +21,7 @@ pub mod message;
 pub mod noise_key;
 mod parallel;
 mod private;
+pub mod revoked;
 pub mod session;
 mod tls;
 pub mod trace;

@@ -47,21 +47,38 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, PrivateFileError> {
 /// Writes a private file that appears whole or not at all, and never replaces one: `false` where
 /// one was there already, also when another process made it meanwhile.
 pub(crate) fn create(path: &Path, bytes: &[u8]) -> io::Result<bool> {
+    write(path, bytes, |temporary| match fs::hard_link(temporary, path) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
+    })
+}
+
+/// Writes a private file that appears whole or not at all, in place of one that is there.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write(path, bytes, |temporary| fs::rename(temporary, path))
+}
+
+fn write<T>(
+    path: &Path,
+    bytes: &[u8],
+    settle: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(dir)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = dir.join(format!(".{name}.{}.tmp", std::process::id()));
-    let written =
-        write_new(&temporary, bytes).and_then(|()| match fs::hard_link(&temporary, path) {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(error),
-        });
-    let removed = fs::remove_file(&temporary);
-    let written = written?;
-    removed?;
+    let settled = write_new(&temporary, bytes).and_then(|()| settle(&temporary));
+    match fs::remove_file(&temporary) {
+        // It was renamed.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        // What failed before is what counts.
+        Err(error) if settled.is_ok() => return Err(error),
+        _ => {}
+    }
+    let settled = settled?;
     fs::File::open(dir)?.sync_all()?;
-    Ok(written)
+    Ok(settled)
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -9,6 +9,7 @@
 //! | `policies/<policy>.safetensors` | the adapter of every policy that played |
 //! | `rejected/<episode>.json` | each refused episode and its reason |
 //! | `adapters/<step>-<digest>/` | adapters in PEFT's format |
+//! | `joins.jsonl` | who joined and who was turned away |
 //! | `tokenizer/` | the checkpoint's tokenizer and chat template |
 
 mod adapters;

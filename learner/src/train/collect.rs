@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -145,6 +146,11 @@ impl Collector {
     /// Connected actors.
     pub fn actors(&self) -> usize {
         self.actors.len()
+    }
+
+    /// Logs who joins to the run's directory.
+    pub fn log_joins(&self, run: &Path) {
+        self.server.log_joins(run);
     }
 
     /// Announces a policy: leases of later orders may name it.

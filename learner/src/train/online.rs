@@ -13,8 +13,7 @@ use policy::{
     score::Optimizer,
 };
 use protocol::{
-    AdapterManifest, Admission, Digest, Identity, ModelDigests, PolicyDigest, Sampling, Secret,
-    Welcome,
+    AdapterManifest, Admission, Digest, Join, ModelDigests, PolicyDigest, Sampling, Welcome,
 };
 use terminal::{Failure, Interrupt, Progress};
 
@@ -32,6 +31,7 @@ use crate::{
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
     files::{EpisodeContext, PolicyFiles, RunDirectory},
+    keys::Keys,
     leases::{GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
@@ -125,19 +125,10 @@ impl Learner {
         .map_err(Failure::mistake)?;
         let reference = reference(recipe, &decoder)?;
         let auditor = Auditor::new(plan.audit_terms()).map_err(Failure::mistake)?;
-        let (identity, secret) = match &options.identity {
-            Some(dir) => (Identity::load_or_create(dir), Secret::load_or_create(dir)),
-            None => (Identity::generate(), Secret::generate()),
-        };
-        let server = Server::start(
-            runtime,
-            options.listen,
-            &options.host,
-            &identity.map_err(Failure::mistake)?,
-            secret.map_err(Failure::mistake)?,
-            admission(&plan),
-        )
-        .map_err(Failure::mistake)?;
+        let keys = Keys::open(options.identity.as_deref()).map_err(Failure::mistake)?;
+        let (listen, host) = (options.listen, &options.host);
+        let server = Server::start(runtime, listen, host, keys, admission(&plan))
+            .map_err(Failure::mistake)?;
         let join = server.join().reveal();
         if options.local_actors == 0 || !options.listen.ip().is_loopback() {
             progress.note(&format!("join with: actor join '{join}' --model DIR"));
@@ -235,6 +226,7 @@ impl Learner {
     /// The run's directory cannot be written.
     pub fn keep_first(&self, files: &mut RunDirectory) -> Result<(), Failure> {
         let (manifest, bytes) = self.broadcast()?;
+        self.collector.log_joins(files.path());
         files.judged_by(&self.judge);
         files.computed_on(&self.options.device.resolve().to_string());
         files.policy(&manifest, &bytes).map_err(Failure::fault)
@@ -436,6 +428,8 @@ fn start_local_actors(
     let config = LocalActorConfig {
         program: options.actor_program.clone().unwrap_or_else(LocalActors::sibling_program),
         join,
+        // Its string changes with the secret, and an actor that is started again must know.
+        join_file: options.identity.as_ref().map(|dir| dir.join(Join::FILE)),
         model: plan.recipe.model.path.clone(),
         devices,
         slots: options.actor_slots,

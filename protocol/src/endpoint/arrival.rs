@@ -3,7 +3,7 @@
 use std::{io, net::SocketAddr};
 
 use super::{close::LinkError, to_actor::ActorLink};
-use crate::{ActorId, Refused, admission};
+use crate::{ActorId, RefusalCode, Refused, admission};
 
 /// Why a learner cannot listen.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +45,9 @@ pub enum JoinFailure {
     /// It was shut out before.
     #[error("this actor was shut out")]
     Revoked,
+    /// Too many attempts from its address failed lately.
+    #[error("too many attempts from its address failed lately")]
+    Failures,
     /// Too many peers join at the moment.
     #[error("too many peers are joining at once")]
     Busy,
@@ -54,6 +57,39 @@ pub enum JoinFailure {
     /// Anything else that ended the connection.
     #[error(transparent)]
     Link(#[from] LinkError),
+}
+
+impl JoinFailure {
+    /// One word for logs and counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::NoCertificate => "no_certificate",
+            Self::Proof => "proof",
+            Self::Version(_) => "version",
+            Self::Slow(_) => "slow",
+            Self::Refused(_) => "refused",
+            Self::Revoked => "revoked",
+            Self::Failures => "failures",
+            Self::Busy => "busy",
+            Self::Preamble => "preamble",
+            Self::Link(_) => "link",
+        }
+    }
+
+    /// Whether it counts against the peer's address, given that the peer has shown that it is there.
+    pub(super) fn counts(&self) -> bool {
+        match self {
+            Self::NoCertificate
+            | Self::Proof
+            | Self::Version(_)
+            | Self::Slow(_)
+            | Self::Revoked
+            | Self::Preamble => true,
+            Self::Refused(refused) => refused.code != RefusalCode::Full,
+            Self::Link(error) => matches!(error, LinkError::Violation(_)),
+            Self::Failures | Self::Busy => false,
+        }
+    }
 }
 
 /// What came of a connection attempt.

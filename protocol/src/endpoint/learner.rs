@@ -5,7 +5,7 @@
 //! Everything else becomes a [`JoinFailure`] for the learner's log and a close code for the peer.
 
 use std::{
-    collections::HashSet,
+    collections::BTreeSet,
     io,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -18,14 +18,16 @@ use quinn::{
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinHandle,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{
     LinkConfig,
     arrival::{Arrival, BindError, JoinFailure},
     close::{CloseCode, LinkError, close, tls_alert},
+    failures::Failures,
     fetch::Serving,
+    gate::{Secrets, ShutOut},
     shelf::AdapterStore,
     socket::{self, RECEIVE_WINDOW},
     stream::{FrameReader, pack},
@@ -33,7 +35,7 @@ use super::{
 };
 use crate::{
     ActorId, Digest, Hello, Identity, RefusalCode, Refused,
-    admission::{self, Binding},
+    admission::{self, Binding, PROOF_LEN},
     frame::{Channel, Kind},
     join::{Join, Secret},
     session::{Admission, LearnerEvent, LearnerSession, Violation},
@@ -61,6 +63,10 @@ pub struct LearnerConfig {
     /// From this many joins under way on, a peer must show that it receives at its address before it
     /// is heard.
     pub retry_from: usize,
+    /// Failed joins of one address that are let pass; then it is refused before a handshake.
+    pub failures: u32,
+    /// One failure of an address is forgiven each time that this has passed.
+    pub forgiven: Duration,
     /// Adapter chunks that are sent at a time, over all actors; one actor has 4 of them at most. More
     /// wait their turn. One that takes longer than a second does not count any more.
     pub max_serving: usize,
@@ -77,6 +83,8 @@ impl LearnerConfig {
             max_actors: 1024,
             max_joining: 256,
             retry_from: 32,
+            failures: 20,
+            forgiven: Duration::from_secs(6),
             max_serving: 64,
             link: LinkConfig::default(),
         }
@@ -90,6 +98,8 @@ impl std::fmt::Debug for LearnerConfig {
             .field("max_actors", &self.max_actors)
             .field("max_joining", &self.max_joining)
             .field("retry_from", &self.retry_from)
+            .field("failures", &self.failures)
+            .field("forgiven", &self.forgiven)
             .field("max_serving", &self.max_serving)
             .field("link", &self.link)
             .finish_non_exhaustive()
@@ -98,8 +108,9 @@ impl std::fmt::Debug for LearnerConfig {
 
 struct Shared {
     config: LearnerConfig,
-    secret: Mutex<Secret>,
-    revoked: Mutex<HashSet<ActorId>>,
+    secrets: Mutex<Secrets>,
+    shut_out: Mutex<ShutOut>,
+    failures: Mutex<Failures>,
     links: Links,
     serving: Serving,
     joining: Arc<Semaphore>,
@@ -176,12 +187,14 @@ impl LearnerEndpoint {
         secret: Secret,
         config: LearnerConfig,
     ) -> Self {
+        let failures = Failures::new(config.failures, config.forgiven);
         let shared = Arc::new(Shared {
             joining: Arc::new(Semaphore::new(config.max_joining)),
             serving: Serving::new(config.store.clone(), config.max_serving, &config.link),
             config,
-            secret: Mutex::new(secret),
-            revoked: Mutex::default(),
+            secrets: Mutex::new(Secrets::new(secret)),
+            shut_out: Mutex::default(),
+            failures: Mutex::new(failures),
             links: Links::default(),
         });
         let (sender, arrivals) = mpsc::channel(64);
@@ -211,19 +224,30 @@ impl LearnerEndpoint {
             host: host.to_owned(),
             port: self.local_addr()?.port(),
             learner: self.fingerprint,
-            secret: lock(&self.shared.secret).clone(),
+            secret: lock(&self.shared.secrets).current().clone(),
         })
     }
 
-    /// From now on actors join with another secret. Links that exist stay.
+    /// From now on actors join with another secret. Links that exist stay, and an actor that joined
+    /// since this learner started may connect again with the secret that it has.
     pub fn set_secret(&self, secret: Secret) {
-        *lock(&self.shared.secret) = secret;
+        lock(&self.shared.secrets).replace(secret);
     }
 
-    /// Shuts an actor out, now and later.
+    /// Shuts an actor out, now and for as long as this learner runs.
     pub fn revoke(&self, actor: ActorId) {
-        lock(&self.shared.revoked).insert(actor);
-        if let Some(connection) = lock(&self.shared.links).remove(&actor) {
+        lock(&self.shared.shut_out).now.insert(actor);
+        self.cut(&actor);
+    }
+
+    /// Shuts out the actors of a list, in place of those of an earlier list.
+    pub fn set_revoked(&self, listed: BTreeSet<ActorId>) {
+        lock(&self.shared.shut_out).listed.clone_from(&listed);
+        listed.iter().for_each(|actor| self.cut(actor));
+    }
+
+    fn cut(&self, actor: &ActorId) {
+        if let Some(connection) = lock(&self.shared.links).remove(actor) {
             close(&connection, CloseCode::Revoked, "this actor was shut out by the learner");
         }
     }
@@ -260,6 +284,12 @@ async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<
     while let Some(incoming) = endpoint.accept().await {
         let remote = incoming.remote_address();
         let config = &shared.config;
+        if lock(&shared.failures).shut_out(remote.ip(), Instant::now()) {
+            incoming.refuse();
+            let failure = JoinFailure::Failures;
+            let _ = arrivals.try_send(Arrival::Refused { remote, actor: None, failure });
+            continue;
+        }
         let joining = config.max_joining.saturating_sub(shared.joining.available_permits());
         if joining >= config.retry_from
             && !incoming.remote_address_validated()
@@ -286,6 +316,11 @@ async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<
                     let _ = arrivals.send(Arrival::Joined(link)).await;
                 }
                 Err(failure) => {
+                    // Who got no further than its first packets may have lied about its address.
+                    let there = actor.is_some() || failure == JoinFailure::NoCertificate;
+                    if there && failure.counts() {
+                        lock(&shared.failures).failed(remote.ip(), Instant::now());
+                    }
                     let _ = arrivals.try_send(Arrival::Refused { remote, actor, failure });
                 }
             }
@@ -327,9 +362,11 @@ async fn admit(
     let fingerprint = peer_fingerprint(connection).ok_or(JoinFailure::NoCertificate)?;
     let id = ActorId(fingerprint);
     *actor = Some(id);
-    let secret = lock(&shared.secret).clone();
-    prove(connection, &fingerprint, &secret).await?;
-    if lock(&shared.revoked).contains(&id) {
+    let (binding, proof) = preamble(connection, &fingerprint).await?;
+    if !lock(&shared.secrets).hold(&id, &binding, &proof) {
+        return Err(JoinFailure::Proof);
+    }
+    if lock(&shared.shut_out).refuses(&id) {
         return Err(JoinFailure::Revoked);
     }
     // Proven: room for a control stream, episodes and fetches.
@@ -358,7 +395,13 @@ async fn admit(
         return Err(refused.into());
     }
     session.admit(&hello);
+    lock(&shared.secrets).joined(id);
     supersede(connection, shared, id);
+    // It may have been shut out since it was asked.
+    if lock(&shared.shut_out).refuses(&id) {
+        lock(&shared.links).remove(&id);
+        return Err(JoinFailure::Revoked);
+    }
     let (config, serving) = (&shared.config.link, shared.serving.link());
     let (connection, streams) = (connection.clone(), (send, reader));
     Ok(ActorLink::start((id, hello), connection, streams, session, config, serving, &shared.links))
@@ -394,11 +437,11 @@ fn peer_fingerprint(connection: &Connection) -> Option<Digest> {
     chain.first().map(|certificate| Digest::of(certificate))
 }
 
-async fn prove(
+/// The opening of a connection: what its proof must be made from, and the proof.
+async fn preamble(
     connection: &Connection,
     fingerprint: &Digest,
-    secret: &Secret,
-) -> Result<(), JoinFailure> {
+) -> Result<(Binding, [u8; PROOF_LEN]), JoinFailure> {
     let mut stream = connection.accept_uni().await.map_err(LinkError::from)?;
     let short = |error: quinn::ReadExactError| match error {
         quinn::ReadExactError::ReadError(quinn::ReadError::ConnectionLost(lost)) => {
@@ -412,10 +455,10 @@ async fn prove(
     if version != crate::PROTOCOL_VERSION {
         return Err(JoinFailure::Version(version));
     }
-    let mut proof = [0; admission::PROOF_LEN];
+    let mut proof = [0; PROOF_LEN];
     stream.read_exact(&mut proof).await.map_err(short)?;
     let binding = Binding::of(connection, fingerprint).ok_or(JoinFailure::Proof)?;
-    if binding.verify(secret, &proof) { Ok(()) } else { Err(JoinFailure::Proof) }
+    Ok((binding, proof))
 }
 
 /// Tells a peer why it is not let in.
@@ -426,7 +469,7 @@ async fn turn_away(connection: &Connection, failure: &JoinFailure) {
         JoinFailure::Refused(_) => CloseCode::Refused,
         JoinFailure::Revoked => CloseCode::Revoked,
         JoinFailure::Slow(_) => CloseCode::Slow,
-        JoinFailure::Busy => CloseCode::Busy,
+        JoinFailure::Busy | JoinFailure::Failures => CloseCode::Busy,
         JoinFailure::Preamble | JoinFailure::Link(_) => CloseCode::Violation,
     };
     if code == CloseCode::Refused {

@@ -1,5 +1,7 @@
 //! Who gets in and who does not, and what each is told.
 
+use std::collections::BTreeSet;
+
 use quinn::{ClientConfig, Endpoint};
 use tokio::time::Instant;
 
@@ -205,6 +207,74 @@ async fn an_actor_that_is_shut_out_stays_out() {
     let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
     assert!(!error.expect_err("still out").may_retry());
     assert_eq!(failure, JoinFailure::Revoked);
+}
+
+#[tokio::test]
+async fn a_list_of_revoked_actors_cuts_them_off_and_lets_them_in_again_when_it_is_mended() {
+    let mut learner = learner();
+    let (actor, mut theirs, ours) = learner.pair().await;
+    let (_other, bystander, mut working) = learner.pair().await;
+    learner.endpoint.set_revoked([actor.identity().actor_id()].into());
+    let error = theirs.recv().await.expect_err("shut out");
+    assert!(matches!(error, LinkError::Closed { code: CloseCode::Revoked, .. }), "{error}");
+    drop(ours);
+    let (error, failure) = tokio::join!(actor.connect(hello()), learner.refused());
+    assert!(!error.expect_err("still out").may_retry());
+    assert_eq!(failure, JoinFailure::Revoked);
+    bystander.sender().ready(1).await.expect("live");
+    assert!(working.recv().await.is_ok());
+    learner.endpoint.set_revoked(BTreeSet::new());
+    let (again, _link) = tokio::join!(actor.connect(hello()), learner.joined());
+    again.expect("let in again");
+}
+
+#[tokio::test]
+async fn a_new_secret_keeps_strangers_out_and_lets_who_is_at_work_come_back() {
+    let mut learner = learner();
+    let (actor, theirs, mut ours) = learner.pair().await;
+    let old = learner.endpoint.join("127.0.0.1").expect("bound");
+    learner.endpoint.set_secret(Secret::generate().expect("randomness"));
+    // The link stays, and so does the place.
+    theirs.sender().ready(1).await.expect("live");
+    assert!(ours.recv().await.is_ok());
+    drop((theirs, ours));
+    let (again, _link) = tokio::join!(actor.connect(hello()), learner.joined());
+    let _theirs = again.expect("it joined before");
+    let stranger = ActorEndpoint::new(old, Identity::generate().expect("made"), times());
+    let (error, failure) = tokio::join!(stranger.connect(hello()), learner.refused());
+    assert!(matches!(error, Err(ConnectError::WrongSecret { .. })), "{error:?}");
+    assert_eq!(failure, JoinFailure::Proof);
+    let newcomer = learner.actor();
+    let (link, _ours) = tokio::join!(newcomer.connect(hello()), learner.joined());
+    link.expect("with the new string");
+}
+
+#[tokio::test]
+async fn an_address_that_keeps_failing_is_refused_unheard_until_time_has_passed() {
+    let mut learner = learner_with(|config| {
+        config.failures = 3;
+        config.forgiven = 2 * SHORT;
+    });
+    let (_actor, working, mut ours) = learner.pair().await;
+    let mut wrong = learner.endpoint.join("127.0.0.1").expect("bound");
+    wrong.secret = Secret::generate().expect("randomness");
+    let guesser = ActorEndpoint::new(wrong, Identity::generate().expect("made"), times());
+    for _ in 0..3 {
+        let (error, failure) = tokio::join!(guesser.connect(hello()), learner.refused());
+        assert!(matches!(error, Err(ConnectError::WrongSecret { .. })), "{error:?}");
+        assert_eq!(failure, JoinFailure::Proof);
+    }
+    let honest = learner.actor();
+    let (error, failure) = tokio::join!(honest.connect(hello()), learner.refused());
+    assert_eq!(failure, JoinFailure::Failures);
+    let error = error.expect_err("from the same address");
+    assert!(error.may_retry(), "{error}");
+    // Who is in does not notice, and the address is forgiven.
+    working.sender().ready(1).await.expect("live");
+    assert!(ours.recv().await.is_ok());
+    tokio::time::sleep(3 * SHORT).await;
+    let (link, _ours) = tokio::join!(honest.connect(hello()), learner.joined());
+    link.expect("forgiven");
 }
 
 #[tokio::test]
