@@ -126,7 +126,7 @@ impl JoinLog {
         let actor = actor.map(|actor| actor.0.to_string());
         let line = Line { time: utc_now(), address, actor, outcome, reason, unwritten };
         let orders = self.orders.as_ref();
-        if !orders.is_some_and(|orders| orders.try_send(Order::Write(line)).is_ok()) {
+        if orders.is_none_or(|orders| orders.try_send(Order::Write(line)).is_err()) {
             self.unwritten.fetch_add(unwritten + 1, Ordering::Relaxed);
         }
     }

@@ -330,3 +330,17 @@ fn an_episode_whose_texts_overflow_the_frame_is_refused_at_the_sender() {
     });
     assert!(error.contains("body: ") && error.contains("limit is 16777216"), "{error}");
 }
+
+#[test]
+fn deep_nesting_is_text_and_costs_no_stack() {
+    let mut deep = episode();
+    deep.trace[0].arguments = "[".repeat(1 << 20);
+    let body = deep.encode().expect("sound");
+    assert_eq!(Episode::decode(&body), Ok(deep));
+    // Every body of opening brackets, or of counts of one, nests nothing either.
+    for kind in Kind::ALL {
+        for word in [b"[".repeat(60_000), 1_u64.to_le_bytes().repeat(7500), vec![1; 60_000]] {
+            one_encoding(frame(kind, &word)).expect("refused or read");
+        }
+    }
+}
