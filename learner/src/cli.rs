@@ -47,6 +47,9 @@ enum Command {
         /// Where to write, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+        /// Go on with the run that stopped in the output directory, or start it where there is none.
+        #[arg(long)]
+        resume: bool,
         /// auto, cpu or cuda:N.
         #[arg(long, default_value = "auto")]
         device: DeviceChoice,
@@ -325,11 +328,11 @@ impl NetworkArguments {
 /// Whatever ends it before its work is done.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
-        Command::Sft { recipe, output, device, json, ranks } => {
+        Command::Sft { recipe, output, resume, device, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };
             let mut progress = Progress::new(rank.audience(json));
-            let options = SftOptions { output, device: rank.device };
+            let options = SftOptions { output, resume, device: rank.device };
             let summary =
                 sft::run(&recipe, &options, &interrupt, &mut progress, |run| rank.meet(run))?;
             progress.record("end", &summary);

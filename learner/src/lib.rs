@@ -2,6 +2,7 @@
 
 pub mod advantage;
 pub mod audit;
+pub mod checkpoint;
 pub mod cli;
 pub mod curriculum;
 pub mod dataset;

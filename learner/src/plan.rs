@@ -91,7 +91,7 @@ pub fn describe(
 ) -> Result<Value, RecipeError> {
     match Kind::of(path)? {
         Kind::Online => Ok(json!(plan(path, output)?.manifest())),
-        Kind::Sft => Ok(SftPlan::read(path, output)?.manifest()),
+        Kind::Sft => Ok(SftPlan::read(path, output, false)?.manifest()),
         Kind::Ppo => Ok(PpoPlan::read(path, inputs, output, false)?.manifest()),
     }
 }

@@ -76,7 +76,8 @@ fn written(dir: &Path, recipe: &Value) -> PathBuf {
 }
 
 fn run_sft(dir: &Path, recipe: &Value) -> Result<SftSummary, Failure> {
-    let options = SftOptions { output: Some(dir.join("run")), device: DeviceChoice::Cpu };
+    let output = Some(dir.join("run"));
+    let options = SftOptions { output, resume: false, device: DeviceChoice::Cpu };
     let mut progress = Progress::new(Audience::Machine);
     sft::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress, alone)
 }
@@ -224,16 +225,26 @@ fn a_round_that_stopped_anywhere_goes_on_bit_for_bit() {
         assert_eq!(summary.expect("goes on").updates, 6);
         assert_eq!(left_behind(dir.path()), expected, "stopped after {stop}");
     }
-    let error = run_ppo(whole.path(), &ppo_recipe(0), PpoInputs::default(), true);
-    let error = error.expect_err("complete").to_string();
-    assert!(error.contains("the run is complete, all 6 updates of it"), "{error}");
-    let other = tempfile::tempdir().expect("a directory");
-    let refused = run_ppo(other.path(), &ppo_recipe(0), PpoInputs::default(), true);
-    let error = refused.expect_err("nothing stopped").to_string();
-    assert!(error.contains("--resume goes on with a run that stopped"), "{error}");
+    // A launcher repeats its command: whether the run is complete, or has not begun.
+    for dir in [whole, tempfile::tempdir().expect("a directory")] {
+        let summary = run_ppo(dir.path(), &ppo_recipe(0), PpoInputs::default(), true);
+        let summary = summary.expect("there is nothing left to do");
+        assert_eq!((summary.updates, summary.status), (6, "completed"));
+        assert_eq!(left_behind(dir.path()), expected);
+        assert_eq!(lines(&dir.path().join("run/metrics.jsonl")).len(), 6);
+        refused(dir.path());
+    }
+}
+
+/// To go on with a run by another recipe, or in a directory of something else.
+fn refused(whole: &Path) {
+    let taken = tempfile::tempdir().expect("a directory");
+    fs::create_dir(taken.path().join("run")).expect("made");
+    let error = run_ppo(taken.path(), &ppo_recipe(0), PpoInputs::default(), true);
+    assert!(error.expect_err("no run").to_string().contains("exists already"));
     let mut recipe = ppo_recipe(0);
     recipe["training"]["beta"] = json!(0.5);
-    let error = run_ppo(whole.path(), &recipe, PpoInputs::default(), true).expect_err("another");
+    let error = run_ppo(whole, &recipe, PpoInputs::default(), true).expect_err("another");
     assert!(error.to_string().contains("had other rows, adapters or settings"), "{error}");
 }
 

@@ -27,11 +27,12 @@ use terminal::{Failure, Interrupt, Progress};
 use self::{
     plan::PpoPlan,
     rollouts::{RolloutRecord, SampledRound, sample_codes, sample_round},
-    round::{Anchors, Place, PpoUpdate, Round, RoundRows, RoundStats},
+    round::{Anchors, Place, Policy, PpoUpdate, Round, RoundRows, RoundStats},
     sampling::CodeSampler,
-    state::{ADAPTER, Stopped, load_policy, save_place, save_policy},
+    state::{ADAPTER, PpoState, load_policy, save_policy},
 };
 use crate::{
+    checkpoint::{Tables, TrainingCheckpoint, cut_back},
     ranks::Ranks,
     recipe::{PpoInputs, PpoSettings, RolloutSettings, Sampled},
     rows::{Accuracy, Example, Images, peak_memory_gib},
@@ -47,7 +48,7 @@ pub struct PpoOptions {
     /// Where to write, instead of the recipe's output_dir.
     #[arg(long)]
     pub output: Option<PathBuf>,
-    /// Go on with the run that stopped in the output directory.
+    /// Go on with the run that stopped in the output directory, or start it where there is none.
     #[arg(long)]
     pub resume: bool,
     /// auto, cpu or cuda:N.
@@ -106,18 +107,35 @@ fn train(
     ranks: &mut Ranks,
 ) -> Result<PpoSummary, Failure> {
     let images = std::mem::replace(&mut plan.images, Images::none());
-    let stopped = options.resume.then(|| Stopped::read(&plan.output)).transpose()?;
-    if let Some(stopped) = &stopped {
-        let rows = if plan.recipe.rollouts.is_some() { 0 } else { plan.rows.len() };
-        stopped.check(plan.identity, rows)?;
-    }
+    let stopped = match options.resume {
+        true => TrainingCheckpoint::read(&plan.output, ranks)?,
+        false => None,
+    };
+    let state = match &stopped {
+        None => PpoState {
+            settings: plan.identity,
+            ranks: ranks.world(),
+            rounds: Vec::new(),
+            stats: None,
+            updates: 0,
+            before: None,
+            metrics: 0,
+        },
+        Some(stopped) => {
+            let state: PpoState = stopped.record(&plan.output)?;
+            state.check(&plan.output, plan.identity, ranks.world())?;
+            state
+        }
+    };
     let device = options.device.resolve().open().map_err(Failure::mistake)?;
     let training = &plan.recipe.training;
     let decoder = (plan.checkpoint.load(&device, load_dtype(training.compute_dtype)))
         .map_err(Failure::mistake)?;
-    let here = plan.output.join(ADAPTER);
-    let from = if stopped.is_some() { &here } else { &plan.recipe.adapter.path };
-    let (adapter, optimizer) = load_policy(from, &decoder, &training.optimizer)?;
+    let (mut adapter, mut optimizer) =
+        load_policy(&plan.recipe.adapter.path, &decoder, &training.optimizer)?;
+    if let Some(stopped) = &stopped {
+        stopped.restore(&mut adapter, &mut optimizer, decoder.device())?;
+    }
     let reference =
         Adapter::load_peft(&plan.recipe.reference.path, &decoder).map_err(Failure::mistake)?;
     let mut metrics = None;
@@ -125,26 +143,33 @@ fn train(
         fs::create_dir_all(&plan.output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
         let path = plan.output.join("metrics.jsonl");
+        cut_back(&path, state.metrics)?;
         let file = fs::OpenOptions::new().create(true).append(true).open(&path);
         let fault = |e| Failure::Fault(format!("{}: {e}", path.display()));
         metrics = Some(file.map_err(fault)?);
     }
     let mut run =
-        Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics, ranks };
-    let before = run.greedy()?;
-    if let Some(accuracy) = &before {
-        progress.note(&format!("before: greedy {accuracy}"));
+        Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics, state, ranks };
+    if stopped.is_none() {
+        run.state.before = run.greedy()?;
+        if let Some(accuracy) = &run.state.before {
+            progress.note(&format!("before: greedy {accuracy}"));
+        }
+    } else if run.ranks.leads() {
+        let PpoState { rounds, updates, .. } = &run.state;
+        progress.note(&format!("goes on after {} rounds, {updates} updates", rounds.len()));
     }
     let started = Instant::now();
     let ended = match plan.recipe.rollouts {
-        None => run.rows(stopped, interrupt, progress)?,
-        Some(rollouts) => run.rounds(rollouts, stopped, interrupt, progress)?,
+        None => run.rows(stopped.as_ref(), interrupt, progress)?,
+        Some(rollouts) => run.rounds(rollouts, interrupt, progress)?,
     };
     let seconds = started.elapsed().as_secs_f64();
     let after = run.greedy()?;
     if let Some(accuracy) = &after {
         progress.note(&format!("after: greedy {accuracy}"));
     }
+    let here = plan.output.join(ADAPTER);
     // Rank 0 alone has written it.
     let sha256 = match run.ranks.leads() {
         true => checkpoint_digests(&here).map_err(Failure::fault)?.all,
@@ -154,8 +179,8 @@ fn train(
         status: if ended.interrupted { "interrupted" } else { "completed" },
         updates: ended.updates,
         stats: ended.stats,
-        rounds: ended.rounds,
-        accuracy: before.zip(after).map(|(before, after)| [before, after]),
+        rounds: std::mem::take(&mut run.state.rounds),
+        accuracy: run.state.before.zip(after).map(|(before, after)| [before, after]),
         seconds,
         peak_memory_gib: peak_memory_gib(),
         output: plan.output.clone(),
@@ -178,6 +203,7 @@ struct Run<'a> {
     reference: Adapter,
     /// At rank 0.
     metrics: Option<File>,
+    state: PpoState,
     ranks: &'a mut Ranks,
 }
 
@@ -186,65 +212,57 @@ struct Ended {
     interrupted: bool,
     updates: u64,
     stats: Option<RoundStats>,
-    rounds: Vec<RolloutRecord>,
 }
 
 impl<'a> Run<'a> {
     /// The round of the recipe's rows.
     fn rows(
         &mut self,
-        stopped: Option<Stopped>,
+        stopped: Option<&TrainingCheckpoint>,
         interrupt: &Interrupt,
         progress: &mut Progress,
     ) -> Result<Ended, Failure> {
         let plan = self.plan;
         let sampled = plan.sampled();
         let (anchors, mut place) = match stopped {
-            Some(stopped) => (stopped.anchors, stopped.place),
+            Some(stopped) => {
+                let updates = self.state.updates;
+                let place = Place::from_table(updates, &stopped.table("epoch"));
+                (Anchors::from_tables(&stopped.table("old"), &stopped.table("reference")), place)
+            }
             None => (self.anchors(&plan.examples, &sampled)?, Place::default()),
         };
         let total = self.settings().updates(plan.rows.len());
-        if place.updates >= total {
-            return Err(complete(&plan.output, &format!("{total} updates")));
-        }
         progress.start("ppo", total);
         let started = Instant::now();
-        self.round(&plan.examples, &sampled, &anchors, &mut place, interrupt, progress, "")?;
+        self.round(&plan.examples, &sampled, &anchors, &mut place, interrupt, progress, None)?;
         progress.end();
-        if self.ranks.leads() {
-            let policy = self.save()?;
-            save_place(&plan.output, 0, &place, &anchors, self.plan.identity, policy)?;
-        }
+        self.keep(&place, &anchors)?;
+        self.save()?;
         let rows = RoundRows { examples: &plan.examples, sampled: &sampled, images: &self.images };
         let stats = RoundStats::new(&place, &anchors, &rows, started.elapsed().as_secs_f64());
         self.write_stats(&plan.output, &stats)?;
-        Ok(Ended {
-            interrupted: place.updates < total,
-            updates: place.updates,
-            stats: Some(stats),
-            rounds: Vec::new(),
-        })
+        Ok(Ended { interrupted: place.updates < total, updates: place.updates, stats: Some(stats) })
     }
 
     /// Rounds that are sampled here. One that is interrupted is begun again when the run goes on.
     fn rounds(
         &mut self,
         rollouts: RolloutSettings,
-        stopped: Option<Stopped>,
         interrupt: &Interrupt,
         progress: &mut Progress,
     ) -> Result<Ended, Failure> {
         let plan = self.plan;
         let mut sampler = self.sampler()?;
-        let mut ended = Ended::default();
-        let first = stopped.map_or(0, |stopped| stopped.rounds);
-        if first >= u64::from(rollouts.rounds) {
-            return Err(complete(&plan.output, &format!("{first} rounds")));
+        let mut ended = Ended { stats: self.state.stats, ..Ended::default() };
+        let first = self.state.rounds.len() as u64;
+        if first == 0 {
+            self.keep_round()?;
         }
-        self.save_round(first)?;
         progress.start("ppo", u64::from(rollouts.rounds));
         for round in first..u64::from(rollouts.rounds) {
             let started = Instant::now();
+            let (adapter, optimizer) = (self.adapter.clone(), self.optimizer.clone());
             sampler.set_policy(&self.adapter)?;
             let (tasks, codes) = sample_codes(plan, &mut sampler, &self.images, round, self.ranks)?;
             let dir = plan.output.join("rounds").join((round + 1).to_string());
@@ -254,15 +272,17 @@ impl<'a> Run<'a> {
             let mut place = Place::default();
             let what = format!("round {}/{}  ", round + 1, rollouts.rounds);
             let training = Instant::now();
-            self.round(&examples, &sampled, &anchors, &mut place, interrupt, progress, &what)?;
+            let round_of = Some((round + 1, what.as_str()));
+            self.round(&examples, &sampled, &anchors, &mut place, interrupt, progress, round_of)?;
             if place.updates < self.settings().updates(examples.len()) {
                 ended.interrupted = true;
+                // What an unfinished round did to the policy is not kept.
+                (self.adapter, self.optimizer) = (adapter, optimizer);
                 break;
             }
             let rows = RoundRows { examples: &examples, sampled: &sampled, images: &self.images };
             let stats = RoundStats::new(&place, &anchors, &rows, training.elapsed().as_secs_f64());
             self.write_stats(&dir, &stats)?;
-            self.save_round(round + 1)?;
             let line = format!(
                 "{what}reward {:.4}  malformed {}  pg {:+.4}  kl {:.4}  {:.0} s",
                 record.reward,
@@ -275,19 +295,16 @@ impl<'a> Run<'a> {
             self.metric(&json!({"event": "round", "rollouts": record, "stats": stats}))?;
             ended.updates = place.updates;
             ended.stats = Some(stats);
-            ended.rounds.push(record);
+            self.state.stats = Some(stats);
+            self.state.rounds.push(record);
+            self.keep_round()?;
             if self.ranks.decided(interrupt.raised())? {
                 ended.interrupted = round + 1 < u64::from(rollouts.rounds);
                 break;
             }
         }
         progress.end();
-        if ended.interrupted {
-            // What an unfinished round did to the policy is not kept.
-            let dir = plan.output.join(ADAPTER);
-            let optimizer = &plan.recipe.training.optimizer;
-            (self.adapter, self.optimizer) = load_policy(&dir, &self.decoder, optimizer)?;
-        }
+        self.save()?;
         if let Some(stats) = &ended.stats {
             self.write_stats(&plan.output, stats)?;
         }
@@ -311,9 +328,10 @@ impl<'a> Run<'a> {
         place: &mut Place,
         interrupt: &Interrupt,
         progress: &Progress,
-        what: &str,
+        round_of: Option<(u64, &str)>,
     ) -> Result<(), Failure> {
         let settings = &self.settings();
+        let what = round_of.map_or("", |(_, what)| what);
         let round = Round {
             decoder: &self.decoder,
             rows: RoundRows { examples, sampled, images: &self.images },
@@ -324,7 +342,11 @@ impl<'a> Run<'a> {
         let (total, begun) = (settings.updates(examples.len()), Instant::now());
         let first = place.updates;
         let metrics = &mut self.metrics;
-        let mut report = |update: &PpoUpdate| {
+        let per_epoch = settings.updates_per_epoch(examples.len()).max(1);
+        let save_steps = u64::from(settings.save_steps);
+        let (output, leads) = (&self.plan.output, self.ranks.leads());
+        let state = &mut self.state;
+        let mut report = |update: &PpoUpdate, policy: Policy<'_>| {
             let each = begun.elapsed().as_secs_f64() / (update.update - first) as f64;
             let eta = each * total.saturating_sub(update.update) as f64;
             let peak = peak_memory_gib();
@@ -332,6 +354,9 @@ impl<'a> Run<'a> {
             record["seconds_per_update"] = json!(each);
             record["eta_seconds"] = json!(eta);
             record["peak_memory_gib"] = json!(peak);
+            if let Some((round, _)) = round_of {
+                record["round"] = json!(round);
+            }
             if let Some(metrics) = metrics {
                 writeln!(metrics, "{record}").map_err(Failure::fault)?;
             }
@@ -350,6 +375,14 @@ impl<'a> Run<'a> {
                 progress.at(update.update, &line, "update", &record);
             } else {
                 progress.record("update", &record);
+            }
+            let due = update.update % per_epoch == 0
+                || (save_steps > 0 && update.update.is_multiple_of(save_steps));
+            if round_of.is_none() && due && leads {
+                // The end of the round writes its own.
+                if update.update < total {
+                    keep(output, state, metrics.as_ref(), policy, anchors)?;
+                }
             }
             Ok(())
         };
@@ -373,19 +406,29 @@ impl<'a> Run<'a> {
         CodeSampler::new(&self.decoder, &plan.format, plan.digits, longest.unwrap_or_default())
     }
 
-    fn save(&self) -> Result<[Digest; 2], Failure> {
+    /// Writes the adapter for others to use.
+    fn save(&self) -> Result<(), Failure> {
+        if !self.ranks.leads() {
+            return Ok(());
+        }
         let base = self.plan.recipe.model.path.to_string_lossy();
         save_policy(&self.plan.output.join(ADAPTER), &self.adapter, &self.optimizer, &base)
     }
 
-    fn save_round(&self, rounds: u64) -> Result<(), Failure> {
+    /// Writes what the run goes on from.
+    fn keep(&mut self, place: &Place, anchors: &Anchors) -> Result<(), Failure> {
         if !self.ranks.leads() {
             return Ok(());
         }
-        let policy = self.save()?;
-        let (place, anchors) =
-            (Place::default(), Anchors { old: Vec::new(), reference: Vec::new() });
-        save_place(&self.plan.output, rounds, &place, &anchors, self.plan.identity, policy)
+        let (adapter, optimizer) = (&mut self.adapter, &self.optimizer);
+        let policy = Policy { adapter, optimizer, place };
+        keep(&self.plan.output, &mut self.state, self.metrics.as_ref(), policy, anchors)
+    }
+
+    fn keep_round(&mut self) -> Result<(), Failure> {
+        let anchors = Anchors { old: Vec::new(), reference: Vec::new() };
+        self.keep(&Place::default(), &anchors)?;
+        self.save()
     }
 
     fn metric(&mut self, record: &Value) -> Result<(), Failure> {
@@ -426,9 +469,25 @@ impl<'a> Run<'a> {
     }
 }
 
-fn complete(output: &Path, what: &str) -> Failure {
-    Failure::Mistake(format!(
-        "{}: the run is complete, all {what} of it; there is nothing to resume",
-        output.display()
-    ))
+/// Writes what a run goes on from: with the anchors of its round, where it stops inside of one.
+fn keep(
+    output: &Path,
+    state: &mut PpoState,
+    metrics: Option<&File>,
+    Policy { adapter, optimizer, place }: Policy<'_>,
+    anchors: &Anchors,
+) -> Result<(), Failure> {
+    state.updates = place.updates;
+    state.metrics = metrics
+        .map_or(Ok(0), |file| file.metadata().map(|it| it.len()))
+        .map_err(|e| Failure::Fault(format!("{}: metrics.jsonl: {e}", output.display())))?;
+    let wide = |rows: &[Vec<f32>]| {
+        rows.iter().map(|row| row.iter().copied().map(f64::from).collect()).collect()
+    };
+    let tables = Tables::from([
+        ("epoch", place.epoch.iter().map(|micro| micro.to_vec()).collect()),
+        ("old", wide(&anchors.old)),
+        ("reference", wide(&anchors.reference)),
+    ]);
+    TrainingCheckpoint::of(state, adapter, optimizer, tables)?.write(output)
 }

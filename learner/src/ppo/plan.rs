@@ -48,7 +48,7 @@ pub struct PpoPlan {
 
 impl PpoPlan {
     /// Reads and checks everything that a recipe names. `output` replaces its `output_dir`; to `resume`
-    /// it must exist.
+    /// it may be there already.
     ///
     /// # Errors
     /// The first mistake, with field or file and remedy.
@@ -60,16 +60,12 @@ impl PpoPlan {
     ) -> Result<Self, RecipeError> {
         let recipe = PpoRecipe::read(path, inputs)?;
         let model = recipe.model.verify_model()?;
-        let output = output.or(recipe.output_dir.as_deref());
-        let output = match output.filter(|_| resume) {
-            Some(output) => output.to_owned(),
-            None => output_of(output, {
-                [&recipe.model, &recipe.rows, &recipe.adapter, &recipe.reference]
-                    .into_iter()
-                    .chain(&recipe.valid)
-                    .collect()
-            })?,
-        };
+        let output = output_of(output.or(recipe.output_dir.as_deref()), resume, {
+            [&recipe.model, &recipe.rows, &recipe.adapter, &recipe.reference]
+                .into_iter()
+                .chain(&recipe.valid)
+                .collect()
+        })?;
         let checkpoint = open(&recipe.model)?;
         for adapter in [&recipe.adapter, &recipe.reference] {
             check_adapter(adapter, &checkpoint)?;

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use protocol::{Digest, RunId};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use terminal::Failure;
 
@@ -33,7 +33,7 @@ pub struct SampledRound {
 }
 
 /// What came of sampling a round.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RolloutRecord {
     /// The round, from 1.
     pub round: u64,

@@ -7,7 +7,7 @@ use policy::{
     score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
 };
 use protocol::Digest;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use terminal::{Failure, Interrupt};
 
 use crate::{
@@ -67,6 +67,15 @@ impl Anchors {
         Ok(anchors)
     }
 
+    /// The same from a checkpoint's tables.
+    #[allow(clippy::cast_possible_truncation, reason = "they were f32")]
+    pub fn from_tables(old: &[Vec<f64>], reference: &[Vec<f64>]) -> Self {
+        let narrow = |rows: &[Vec<f64>]| -> Vec<Vec<f32>> {
+            rows.iter().map(|row| row.iter().map(|value| *value as f32).collect()).collect()
+        };
+        Self { old: narrow(old), reference: narrow(reference) }
+    }
+
     /// Puts together what each rank scored: its part of the rows, in the order of the ranks.
     fn gather(&mut self, examples: &[Example], ranks: &mut Ranks) -> Result<(), Failure> {
         if ranks.world() == 1 {
@@ -113,8 +122,26 @@ pub struct Place {
     pub epoch: Vec<MicroStats>,
 }
 
+impl Place {
+    /// The same from a checkpoint's table.
+    pub fn from_table(updates: u64, epoch: &[Vec<f64>]) -> Self {
+        let micro = |row: &Vec<f64>| [0, 1, 2].map(|at| row.get(at).copied().unwrap_or_default());
+        Self { updates, epoch: epoch.iter().map(micro).collect() }
+    }
+}
+
+/// What an update leaves.
+pub struct Policy<'a> {
+    /// The adapter.
+    pub adapter: &'a mut Adapter,
+    /// Its optimizer.
+    pub optimizer: &'a Optimizer,
+    /// How far the round has come.
+    pub place: &'a Place,
+}
+
 /// `stats.json`: what the last epoch of a round did.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RoundStats {
     /// Mean over micro-batches of the mean surrogate loss.
     pub pg_loss: f64,
@@ -197,7 +224,7 @@ impl Round<'_> {
         place: &mut Place,
         interrupt: &Interrupt,
         ranks: &mut Ranks,
-        report: &mut dyn FnMut(&PpoUpdate) -> Result<(), Failure>,
+        report: &mut dyn FnMut(&PpoUpdate, Policy<'_>) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let count = self.rows.examples.len();
         let (total, each) = (self.settings.updates(count), self.settings.updates_per_epoch(count));
@@ -225,7 +252,8 @@ impl Round<'_> {
                 let mean = |part: usize| {
                     stats.iter().map(|it| it[part]).sum::<f64>() / stats.len().max(1) as f64
                 };
-                report(&PpoUpdate {
+                place.epoch.extend(&stats);
+                let update = PpoUpdate {
                     update: place.updates,
                     epoch: epoch + 1,
                     pg_loss: mean(0),
@@ -233,8 +261,8 @@ impl Round<'_> {
                     clip_frac: mean(2),
                     grad_norm,
                     learning_rate,
-                })?;
-                place.epoch.extend(stats);
+                };
+                report(&update, Policy { adapter, optimizer, place })?;
             }
         }
         Ok(())

@@ -105,6 +105,10 @@ pub struct PpoSettings {
     pub gradient_checkpointing: bool,
     /// Number format of the forward passes, `f32` or `bf16`. Default `f32`.
     pub compute_dtype: ComputeDtype,
+    /// Updates after which a checkpoint is written, besides those at the ends of epochs, to 100,000,000;
+    /// 0 is none. Default 100. It decides nothing about the run.
+    #[serde(skip)]
+    pub save_steps: u32,
 }
 
 const TRAINING_KEYS: &[&str] = &[
@@ -125,6 +129,7 @@ const TRAINING_KEYS: &[&str] = &[
     "max_grad_norm",
     "gradient_checkpointing",
     "compute_dtype",
+    "save_steps",
 ];
 
 /// What a sampled code is worth.
@@ -183,6 +188,7 @@ impl PpoSettings {
                 ComputeDtype::F32,
                 &[("f32", ComputeDtype::F32), ("bf16", ComputeDtype::Bf16)],
             )?,
+            save_steps: section.u32("save_steps", Some(100), 0..=100_000_000)?,
         })
     }
 

@@ -7,14 +7,14 @@ use policy::{
     score::{ScoreConfig, log_probs},
 };
 use protocol::{Digest, NoiseKey, Sampling};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use terminal::Failure;
 
 use super::{Example, Images, batches, shared_batch};
 use crate::ranks::{Ranks, split_even};
 
 /// Shares of right digits and of codes that are right as a whole, rounded to four places.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Accuracy {
     /// Of the digits.
     pub digit_acc: f64,

@@ -17,9 +17,10 @@ use std::{
 use policy::{
     device::DeviceChoice,
     model::{Adapter, Decoder, LoadDtype},
+    score::Optimizer,
 };
 use protocol::{ComputeDtype, Digest};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use terminal::{Failure, Interrupt, Progress};
 
@@ -32,17 +33,22 @@ use self::{
     },
 };
 use crate::{
+    checkpoint::{Tables, TrainingCheckpoint, check_ranks, check_settings, cut_back},
     ranks::Ranks,
     recipe::{SftRecipe, Trainable},
     rows::{Accuracy, Example, peak_memory_gib, teacher_forced_accuracy},
     train::update::adamw,
 };
 
+const METRICS: &str = "metrics.jsonl";
+
 /// What the command line adds to the recipe.
 #[derive(Clone, Debug)]
 pub struct SftOptions {
     /// Where to write; the recipe's `output_dir` otherwise.
     pub output: Option<PathBuf>,
+    /// Go on with the run that stopped there, or start it where there is none.
+    pub resume: bool,
     /// Where to compute.
     pub device: DeviceChoice,
 }
@@ -108,7 +114,8 @@ pub fn run(
     progress: &mut Progress,
     meet: impl FnOnce(Digest) -> Result<Ranks, Failure>,
 ) -> Result<SftSummary, Failure> {
-    let plan = SftPlan::read(path, options.output.as_deref()).map_err(Failure::mistake)?;
+    let plan =
+        SftPlan::read(path, options.output.as_deref(), options.resume).map_err(Failure::mistake)?;
     let mut ranks = meet(plan.identity())?;
     let result = train(&plan, options, interrupt, progress, &mut ranks);
     ranks.finish(result)
@@ -136,9 +143,26 @@ fn train(
         fs::create_dir_all(output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
     }
-    let mut run = Run { recipe, data, output, decoder, student, ranks };
-    let before = run.measure()?;
-    if let Measured::Accuracy(accuracy) = before {
+    let stopped = match options.resume {
+        true => TrainingCheckpoint::read(output, ranks)?,
+        false => None,
+    };
+    let state = match &stopped {
+        None => SftState::new(plan.identity(), ranks.world()),
+        Some(stopped) => {
+            let state: SftState = stopped.record(output)?;
+            state.check(output, plan.identity(), ranks.world())?;
+            state
+        }
+    };
+    let optimizer = adamw(&recipe.training.optimizer);
+    let mut run = Run { recipe, data, output, decoder, student, optimizer, state, ranks };
+    match &stopped {
+        Some(stopped) => run.restore(stopped, progress)?,
+        None => run.state.before = run.measure()?,
+    }
+    let before = run.state.before;
+    if let (Measured::Accuracy(accuracy), None) = (before, &stopped) {
         progress.note(&format!("before: {accuracy}"));
     }
     let started = Instant::now();
@@ -155,9 +179,9 @@ fn train(
     };
     let summary = SftSummary {
         status: if trained.interrupted { "interrupted" } else { "completed" },
-        updates: trained.updates,
-        rows: trained.rows,
-        loss: trained.loss,
+        updates: run.state.updates,
+        rows: run.state.rows,
+        loss: run.state.loss,
         valid: before.loss().zip(after.loss()).map(|(before, after)| [before, after]),
         accuracy: before.accuracy().zip(after.accuracy()).map(|(before, after)| [before, after]),
         seconds,
@@ -199,7 +223,8 @@ pub(crate) fn load_dtype(dtype: ComputeDtype) -> LoadDtype {
 }
 
 /// What the validation rows say.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 enum Measured {
     Nothing,
     Loss(f64),
@@ -223,13 +248,45 @@ struct Run<'a> {
     output: &'a Path,
     decoder: Decoder,
     student: Student,
+    optimizer: Optimizer,
+    state: SftState,
     ranks: &'a mut Ranks,
 }
 
-struct Trained {
+/// The counters of a run's checkpoint.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SftState {
+    /// The digest of what decides the run.
+    settings: Digest,
+    /// Ranks, which decide what a micro-batch is.
+    ranks: usize,
+    /// Updates made.
     updates: u64,
+    /// Rows learned from, each epoch counted.
     rows: u64,
+    /// Mean loss of about the last ten updates.
     loss: f64,
+    /// What the validation rows said before the run.
+    before: Measured,
+    /// Bytes of `metrics.jsonl`.
+    metrics: u64,
+}
+
+impl SftState {
+    fn new(settings: Digest, ranks: usize) -> Self {
+        let before = Measured::Nothing;
+        Self { settings, ranks, updates: 0, rows: 0, loss: 0.0, before, metrics: 0 }
+    }
+
+    /// Refuses to go on with another recipe, or on other ranks.
+    fn check(&self, output: &Path, settings: Digest, ranks: usize) -> Result<(), Failure> {
+        check_settings(output, self.settings == settings)?;
+        check_ranks(output, self.ranks, ranks)
+    }
+}
+
+struct Trained {
     interrupted: bool,
     /// After the last update, where the epoch was measured.
     measured: Option<Measured>,
@@ -251,6 +308,39 @@ impl Run<'_> {
         }
     }
 
+    fn restore(
+        &mut self,
+        stopped: &TrainingCheckpoint,
+        progress: &Progress,
+    ) -> Result<(), Failure> {
+        let device = self.decoder.device().clone();
+        match &mut self.student {
+            Student::Adapter(adapter) => {
+                stopped.restore(&mut **adapter, &mut self.optimizer, &device)?;
+            }
+            Student::Base => stopped.restore(&mut self.decoder, &mut self.optimizer, &device)?,
+        }
+        progress.note(&format!("goes on after {} updates", self.state.updates));
+        Ok(())
+    }
+
+    /// Writes what the run goes on from.
+    fn keep(&mut self, metrics: Option<&fs::File>) -> Result<(), Failure> {
+        let Some(metrics) = metrics else { return Ok(()) };
+        let len = metrics.metadata().map_err(|e| io_fault(&self.output.join(METRICS), &e))?.len();
+        self.state.metrics = len;
+        let (optimizer, tables) = (&self.optimizer, Tables::new());
+        let checkpoint = match &mut self.student {
+            Student::Adapter(adapter) => {
+                TrainingCheckpoint::of(&self.state, &mut **adapter, optimizer, tables)
+            }
+            Student::Base => {
+                TrainingCheckpoint::of(&self.state, &mut self.decoder, optimizer, tables)
+            }
+        };
+        checkpoint?.write(self.output)
+    }
+
     fn save(&self) -> Result<(PathBuf, Digest), Failure> {
         save(self.recipe, &self.decoder, &self.student, self.output).map_err(Failure::fault)
     }
@@ -270,62 +360,77 @@ impl Run<'_> {
         };
         let batch = (over_ranks.per_device_train_batch_size as usize)
             .saturating_mul(settings.gradient_accumulation_steps as usize);
-        let mut optimizer = adamw(&settings.optimizer);
-        let path = self.output.join("metrics.jsonl");
+        let path = self.output.join(METRICS);
         let mut metrics = match self.ranks.leads() {
-            true => Some(fs::File::create(&path).map_err(|e| io_fault(&path, &e))?),
+            true => {
+                cut_back(&path, self.state.metrics)?;
+                let file = fs::OpenOptions::new().create(true).append(true).open(&path);
+                Some(file.map_err(|e| io_fault(&path, &e))?)
+            }
             false => None,
         };
-        let mut trained =
-            Trained { updates: 0, rows: 0, loss: 0.0, interrupted: false, measured: None };
+        let mut trained = Trained { interrupted: false, measured: None };
         progress.start("sft", total);
-        let begun = Instant::now();
-        for epoch in 0..u64::from(settings.num_train_epochs) {
+        let (begun, first) = (Instant::now(), self.state.updates);
+        let per_epoch = over_ranks.updates_per_epoch(data.train.len()).max(1);
+        let (first_epoch, mut done) = (first / per_epoch, first % per_epoch);
+        for epoch in first_epoch..u64::from(settings.num_train_epochs) {
+            if self.state.updates >= total {
+                break;
+            }
             let order = epoch_order(self.recipe.seed, epoch, data.train.len());
-            for chosen in order.chunks(batch) {
+            for chosen in order.chunks(batch).skip(std::mem::take(&mut done) as usize) {
                 trained.interrupted = self.ranks.decided(interrupt.raised())?;
-                if trained.updates >= total || trained.interrupted {
+                if self.state.updates >= total || trained.interrupted {
                     break;
                 }
                 let chosen: Vec<&Example> = chosen.iter().map(|row| &data.train[*row]).collect();
-                let learning_rate = settings.optimizer.learning_rate_at(trained.updates, total);
+                let made = self.state.updates;
+                let learning_rate = settings.optimizer.learning_rate_at(made, total);
                 let started = Instant::now();
                 let (decoder, student) = (&mut self.decoder, &mut self.student);
                 let slope =
                     supervised_gradients(decoder, student, &chosen, &data.images, how, self.ranks)?;
                 let report =
-                    supervised_step(decoder, student, &mut optimizer, learning_rate, slope)?;
+                    supervised_step(decoder, student, &mut self.optimizer, learning_rate, slope)?;
                 if self.ranks.world() > 1 {
                     self.ranks.agree("adapter", self.student.digest(&report)?)?;
                 }
-                trained.updates += 1;
-                trained.rows += chosen.len() as u64;
+                let state = &mut self.state;
+                state.updates += 1;
+                state.rows += chosen.len() as u64;
                 trained.measured = None;
                 // The losses of about the last ten updates.
-                let share = 1.0 / trained.updates.min(10) as f64;
-                trained.loss += share * (report.loss - trained.loss);
-                let each = begun.elapsed().as_secs_f64() / trained.updates as f64;
+                let share = 1.0 / state.updates.min(10) as f64;
+                state.loss += share * (report.loss - state.loss);
+                let updates = state.updates;
+                let each = begun.elapsed().as_secs_f64() / (updates - first) as f64;
                 let record = Update {
-                    update: trained.updates,
+                    update: updates,
                     loss: report.loss,
                     grad_norm: report.grad_norm,
                     learning_rate,
                     tokens_per_second: report.tokens as f64 / started.elapsed().as_secs_f64(),
                     seconds_per_update: each,
-                    eta_seconds: each * (total - trained.updates) as f64,
+                    eta_seconds: each * (total - updates) as f64,
                     peak_memory_gib: peak_memory_gib(),
                 };
                 let line = serde_json::to_string(&record).map_err(Failure::fault)?;
                 if let Some(metrics) = &mut metrics {
                     writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
                 }
-                progress.at(trained.updates, &record.line(total), "update", &record);
+                progress.at(updates, &record.line(total), "update", &record);
+                let save_steps = u64::from(settings.save_steps);
+                if save_steps > 0 && updates.is_multiple_of(save_steps) {
+                    self.keep(metrics.as_ref())?;
+                }
             }
             // The cut-off epoch of a run that is bounded by updates counts as one.
-            let ended = trained.updates >= total || trained.interrupted;
+            let ended = self.state.updates >= total || trained.interrupted;
             if data.digits.is_some() && trained.measured.is_none() {
-                trained.measured = Some(self.end_epoch(epoch + 1, trained.updates, progress)?);
+                trained.measured = Some(self.end_epoch(epoch + 1, progress)?);
             }
+            self.keep(metrics.as_ref())?;
             if ended {
                 break;
             }
@@ -335,19 +440,14 @@ impl Run<'_> {
     }
 
     /// Rows are measured, and the policy is kept, after every epoch.
-    fn end_epoch(
-        &mut self,
-        epoch: u64,
-        updates: u64,
-        progress: &Progress,
-    ) -> Result<Measured, Failure> {
+    fn end_epoch(&mut self, epoch: u64, progress: &Progress) -> Result<Measured, Failure> {
         let measured = self.measure()?;
         if !self.ranks.leads() {
             return Ok(measured);
         }
         self.save()?;
         if let Measured::Accuracy(accuracy) = measured {
-            let valid = Valid { epoch, updates, accuracy };
+            let valid = Valid { epoch, updates: self.state.updates, accuracy };
             progress.note(&format!("epoch {epoch}: {accuracy}"));
             progress.record("valid", &valid);
             let line = serde_json::to_string(&valid).map_err(Failure::fault)?;

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::data::Data;
 use crate::{
+    checkpoint::TrainingCheckpoint,
     files::dependency_versions,
     recipe::{Frozen, RecipeError, SftRecipe, Trainable, check_output},
     rows::Example,
@@ -29,14 +30,15 @@ pub struct SftPlan {
 }
 
 impl SftPlan {
-    /// Reads and checks everything that a recipe names. `output` replaces its `output_dir`.
+    /// Reads and checks everything that a recipe names. `output` replaces its `output_dir`; to `resume`
+    /// it may be there already.
     ///
     /// # Errors
     /// The first mistake, with field or file and remedy.
-    pub fn read(path: &Path, output: Option<&Path>) -> Result<Self, RecipeError> {
+    pub fn read(path: &Path, output: Option<&Path>, resume: bool) -> Result<Self, RecipeError> {
         let recipe = SftRecipe::read(path)?;
         let model = recipe.model.verify_model()?;
-        let output = output_of(output.or(recipe.output_dir.as_deref()), {
+        let output = output_of(output.or(recipe.output_dir.as_deref()), resume, {
             [&recipe.model, &recipe.dataset].into_iter().chain(&recipe.valid).collect()
         })?;
         let checkpoint = open(&recipe.model)?;
@@ -91,15 +93,20 @@ pub(crate) fn open(model: &Frozen) -> Result<Checkpoint, RecipeError> {
     })
 }
 
-/// The directory to write, checked against what is read.
+/// The directory to write, checked against what is read. To `resume` it may be that of a run.
 pub(crate) fn output_of(
     output: Option<&Path>,
+    resume: bool,
     inputs: Vec<&Frozen>,
 ) -> Result<PathBuf, RecipeError> {
     let output = output.ok_or_else(|| RecipeError::Missing {
         field: "output_dir".into(),
         expected: "a new directory, here or with --output".into(),
     })?;
+    let of_run = |name: &str| output.join(name).is_file();
+    if resume && (of_run(TrainingCheckpoint::FILE) || of_run("metrics.jsonl")) {
+        return Ok(output.to_owned());
+    }
     check_output(output, &inputs)
 }
 

@@ -79,13 +79,22 @@ impl DeviceChoice {
         }
     }
 
-    /// The device of a machine's rank `local`: `Auto` takes its own CUDA device if there is one.
+    /// The device of a machine's rank `local`: `Auto` takes CUDA device `local`, or the only one where the
+    /// launcher shows each rank no other. One that is not there is no reason to compute on the CPU: opening
+    /// it fails.
     #[must_use]
     pub fn of_rank(self, local: usize) -> Self {
         match self {
-            Self::Auto if probe(local).is_ok() => Self::Cuda(local),
-            Self::Auto => Self::Cpu,
+            Self::Auto => Self::auto_of_rank(local, |index| probe(index).is_ok()),
             chosen => chosen,
+        }
+    }
+
+    fn auto_of_rank(local: usize, there: impl Fn(usize) -> bool) -> Self {
+        match (there(0), there(1)) {
+            (false, _) => Self::Cpu,
+            (true, false) => Self::Cuda(0),
+            (true, true) => Self::Cuda(local),
         }
     }
 
@@ -118,6 +127,16 @@ fn open_cuda(_index: usize) -> Device {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_takes_its_own_device_or_the_only_one_that_it_is_shown() {
+        let auto = |local, count| DeviceChoice::auto_of_rank(local, |index| index < count);
+        assert_eq!((auto(0, 0), auto(3, 0)), (DeviceChoice::Cpu, DeviceChoice::Cpu));
+        assert_eq!((auto(0, 8), auto(3, 8)), (DeviceChoice::Cuda(0), DeviceChoice::Cuda(3)));
+        assert_eq!(auto(3, 1), DeviceChoice::Cuda(0), "the launcher has chosen it");
+        assert_eq!(auto(3, 2), DeviceChoice::Cuda(3), "refused when it is opened");
+        assert_eq!(DeviceChoice::Cpu.of_rank(3), DeviceChoice::Cpu);
+    }
 
     #[test]
     fn device_names_are_read_and_others_refused_in_one_line() {

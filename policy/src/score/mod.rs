@@ -14,12 +14,14 @@ mod host;
 mod image_tests;
 mod layout;
 mod optimizer;
+mod parameters;
 #[cfg(test)]
 mod tests;
 mod value;
 
 pub use gradients::{Gradients, Parameters};
 pub use optimizer::{AdamWSettings, Optimizer};
+pub use parameters::{load_parameters, parameter_lengths, save_parameters};
 pub use value::ValueHead;
 
 use burn::tensor::DType;
