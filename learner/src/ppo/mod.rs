@@ -376,7 +376,7 @@ impl<'a> Run<'a> {
             } else {
                 progress.record("update", &record);
             }
-            let due = update.update % per_epoch == 0
+            let due = update.update.is_multiple_of(per_epoch)
                 || (save_steps > 0 && update.update.is_multiple_of(save_steps));
             if round_of.is_none() && due && leads {
                 // The end of the round writes its own.
