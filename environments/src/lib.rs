@@ -27,6 +27,8 @@ pub mod frozen_lake;
 pub mod guess;
 mod hosted;
 pub mod limits;
+mod lines;
+pub mod mcp;
 pub mod office;
 pub mod openenv;
 pub mod play;
@@ -38,6 +40,7 @@ pub mod simulation;
 pub mod spec;
 pub mod text;
 pub mod tool;
+mod tree;
 pub mod wordle;
 
 pub use protocol::CallPermit;

@@ -18,7 +18,7 @@ use crate::{
     allow,
     draws::Draws,
     fields::{Fields, shown},
-    frames, frozen_lake, guess, office, openenv, python, recorder, wordle,
+    frames, frozen_lake, guess, mcp, office, openenv, python, recorder, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -28,8 +28,13 @@ pub trait Blueprint: fmt::Debug + Send + Sync {
         "name"
     }
 
-    /// The name that recipes use.
+    /// The name that recipes use, and messages.
     fn name(&self) -> &str;
+
+    /// What stands under [`Blueprint::key`].
+    fn named(&self) -> Value {
+        self.name().into()
+    }
 
     /// The folder that its code was found in, where it is not part of this program.
     fn folder(&self) -> Option<&Path> {
@@ -125,8 +130,8 @@ const REGISTRY: [(&str, Parse); 6] = [
 type ParseIn = fn(&mut Fields<'_>, Option<&Path>) -> Result<Arc<dyn Blueprint>, SpecError>;
 
 /// What runs outside this program, by the key that such sections have in place of `name`.
-const OUTSIDE: [(&str, ParseIn); 2] =
-    [(python::KEY, python::parse), (openenv::KEY, openenv::parse)];
+const OUTSIDE: [(&str, ParseIn); 3] =
+    [(python::KEY, python::parse), (openenv::KEY, openenv::parse), (mcp::KEY, mcp::parse)];
 
 /// The built-in environment that `name` says.
 fn named(fields: &mut Fields<'_>) -> Result<Arc<dyn Blueprint>, SpecError> {
@@ -152,9 +157,9 @@ pub struct EnvironmentSpec {
 
 impl EnvironmentSpec {
     /// Reads an `environment` section: `name`, the settings of the environment of that name, and
-    /// `limits` ([`Limits`]); or `python` or `openenv` in place of `name`. Code that a section names is
-    /// looked for only where this machine's owner says ([`python::FOLDERS_VARIABLE`]), and servers are
-    /// only those that it allows ([`allow::ALLOW_VARIABLE`]).
+    /// `limits` ([`Limits`]); or `python`, `openenv` or `mcp` in place of `name`. Code that a section names is
+    /// looked for only where this machine's owner says ([`python::FOLDERS_VARIABLE`]), and servers and
+    /// commands are only those that it allows ([`allow::ALLOW_VARIABLE`]).
     ///
     /// # Errors
     /// The first mistake, with its field and remedy: an unknown name or field, a value of the wrong
@@ -270,7 +275,7 @@ impl EnvironmentSpec {
     /// The section with every default filled in; [`EnvironmentSpec::parse`] reads it back.
     pub fn to_json(&self) -> Value {
         let mut object = Map::new();
-        object.insert(self.blueprint.key().into(), self.name().into());
+        object.insert(self.blueprint.key().into(), self.blueprint.named());
         object.extend(self.blueprint.settings());
         object.insert("limits".into(), self.limits.to_json());
         Value::Object(object)

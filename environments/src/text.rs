@@ -12,6 +12,8 @@
 //!
 //! Both rules are idempotent: a text that obeys the limit is never changed.
 
+use serde_json::Value;
+
 /// Ends a text that was cut.
 pub const CUT_MARK: &str = " [...cut]";
 
@@ -31,21 +33,33 @@ pub fn observation(mut text: String, max: usize) -> String {
     text
 }
 
-/// The text of content blocks, as MCP's tools return them.
+/// The text of a tool that was called, or its error.
+pub(crate) type Called = Result<String, String>;
+
+/// What the result of an MCP tool shows: the texts of its content, and whether they are an error. A
+/// result without content is shown as it is.
 ///
 /// # Errors
-/// A block that is no text.
-pub(crate) fn blocks(blocks: &[serde_json::Value]) -> Result<String, String> {
+/// Content that is no text.
+pub(crate) fn tool_result(result: &Value) -> Result<Called, String> {
+    let Some(blocks) = result.get("content").and_then(Value::as_array) else {
+        return Ok(Ok(match result {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        }));
+    };
     let mut text = String::new();
     for block in blocks {
-        let kind = block.get("type").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let kind = block.get("type").and_then(Value::as_str).unwrap_or_default();
         if kind != "text" {
             let kind: String = kind.chars().take(40).collect();
             return Err(format!("it returned content of type {kind:?}: only text is possible"));
         }
-        text.push_str(block.get("text").and_then(serde_json::Value::as_str).unwrap_or_default());
+        text.push_str(block.get("text").and_then(Value::as_str).unwrap_or_default());
     }
-    Ok(text)
+    let failed = |key: &&str| result.get(*key) == Some(&Value::Bool(true));
+    let failed = ["isError", "is_error"].iter().any(failed);
+    Ok(if failed { Err(text) } else { Ok(text) })
 }
 
 /// The error text for `message` under a limit of `max` characters.
@@ -83,7 +97,7 @@ pub fn error_message(text: &str) -> Option<String> {
 
 /// `message` as a JSON string.
 fn quoted(message: &str) -> String {
-    serde_json::Value::from(message).to_string()
+    Value::from(message).to_string()
 }
 
 /// How many characters JSON needs for `c`.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// A tool of an environment.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +81,37 @@ pub(crate) fn first_flaw(tools: &[ToolSpec]) -> Option<String> {
             None
         }
     })
+}
+
+/// A schema without `title`s and with its `$defs` put where they are named, to a depth of 8.
+pub(crate) fn inlined(schema: &Value) -> Value {
+    let none = Map::new();
+    let definitions = schema.get("$defs").and_then(Value::as_object).unwrap_or(&none);
+    inline(schema, definitions, 0)
+}
+
+fn inline(schema: &Value, definitions: &Map<String, Value>, depth: u32) -> Value {
+    match schema {
+        Value::Object(fields) => {
+            let named = fields.get("$ref").and_then(Value::as_str);
+            let named = named.and_then(|it| definitions.get(it.strip_prefix("#/$defs/")?));
+            if let Some(definition) = named {
+                return if depth < 8 {
+                    inline(definition, definitions, depth + 1)
+                } else {
+                    Value::Bool(true)
+                };
+            }
+            let kept = fields
+                .iter()
+                .filter(|(key, value)| *key != "$defs" && !(*key == "title" && value.is_string()));
+            Value::Object(
+                kept.map(|(key, value)| (key.clone(), inline(value, definitions, depth))).collect(),
+            )
+        }
+        Value::Array(items) => items.iter().map(|item| inline(item, definitions, depth)).collect(),
+        other => other.clone(),
+    }
 }
 
 #[cfg(test)]

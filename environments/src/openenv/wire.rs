@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use crate::ToolSpec;
+use crate::{
+    ToolSpec,
+    text::{self, Called},
+    tool::inlined,
+};
 
 /// What a server says to a reset or a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,41 +121,24 @@ pub(super) fn shown(observation: Value, field: Option<&str>) -> Result<String, S
     })
 }
 
-/// The text of a called tool, or its error.
-pub(super) type Called = Result<String, String>;
-
 /// What a tool of an MCP-flavoured environment gave.
 ///
 /// # Errors
 /// It did not run to its end, or gave what cannot be shown.
 pub(super) fn called(observation: &Value) -> Result<Called, String> {
     if let Some(error) = observation.get("error").filter(|error| !error.is_null()) {
-        let text = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
-        return match text("error_type") {
+        let said = |key: &str| error.get(key).and_then(Value::as_str).unwrap_or_default();
+        return match said("error_type") {
             kind @ ("timeout" | "transport_error") => {
-                Err(format!("{kind}: {}", clipped(text("message"))))
+                Err(format!("{kind}: {}", clipped(said("message"))))
             }
-            _ => Ok(Err(text("message").to_owned())),
+            _ => Ok(Err(said("message").to_owned())),
         };
     }
     match observation.get("result") {
         None | Some(Value::Null) => Ok(Ok(String::new())),
-        Some(result) => result_text(result),
+        Some(result) => text::tool_result(result),
     }
-}
-
-/// The text of an MCP tool's result, with `content` or without.
-fn result_text(result: &Value) -> Result<Called, String> {
-    let Some(blocks) = result.get("content").and_then(Value::as_array) else {
-        return Ok(Ok(match result {
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        }));
-    };
-    let text = crate::text::blocks(blocks)?;
-    let failed =
-        ["is_error", "isError"].iter().any(|key| result.get(key) == Some(&Value::Bool(true)));
-    Ok(if failed { Err(text) } else { Ok(text) })
 }
 
 /// The tools that an MCP-flavoured environment lists.
@@ -197,35 +184,4 @@ pub(super) fn action_tool(name: &str, schema: &Value) -> ToolSpec {
         }
     }
     ToolSpec::new(name, &description, schema)
-}
-
-/// A schema without `title`s and with its `$defs` put where they are named, to a depth of 8.
-pub(super) fn inlined(schema: &Value) -> Value {
-    let none = Map::new();
-    let definitions = schema.get("$defs").and_then(Value::as_object).unwrap_or(&none);
-    inline(schema, definitions, 0)
-}
-
-fn inline(schema: &Value, definitions: &Map<String, Value>, depth: u32) -> Value {
-    match schema {
-        Value::Object(fields) => {
-            let named = fields.get("$ref").and_then(Value::as_str);
-            let named = named.and_then(|it| definitions.get(it.strip_prefix("#/$defs/")?));
-            if let Some(definition) = named {
-                return if depth < 8 {
-                    inline(definition, definitions, depth + 1)
-                } else {
-                    Value::Bool(true)
-                };
-            }
-            let kept = fields
-                .iter()
-                .filter(|(key, value)| *key != "$defs" && !(*key == "title" && value.is_string()));
-            Value::Object(
-                kept.map(|(key, value)| (key.clone(), inline(value, definitions, depth))).collect(),
-            )
-        }
-        Value::Array(items) => items.iter().map(|item| inline(item, definitions, depth)).collect(),
-        other => other.clone(),
-    }
 }

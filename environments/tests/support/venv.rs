@@ -17,9 +17,23 @@ const PACKAGES: [&str; 4] = ["fastapi<1", "uvicorn<1", "websockets<18", "fastmcp
 const OPENENV: [(&str, &str); 2] =
     [("openenv-0.3", "openenv-core==0.3.0"), ("openenv-0.10", "openenv==0.10.0")];
 
+/// The versions of the MCP SDK: the one that the packages bring, and a newer one beside them.
+pub(crate) const MCP: [&str; 2] = ["mcp-1", "mcp-2"];
+const NEWER_MCP: &str = "mcp==2.3.0";
+
 /// The folders of OpenEnv's versions.
 pub(crate) fn versions() -> impl Iterator<Item = &'static str> {
     OPENENV.iter().map(|(folder, _)| *folder)
+}
+
+/// Whether there is a Python to test with.
+pub(crate) fn has_python() -> bool {
+    let found =
+        Command::new("python3").arg("--version").output().is_ok_and(|it| it.status.success());
+    if !found {
+        println!("skipped: there is no python3");
+    }
+    found
 }
 
 /// Where it lies, after it was made; nothing, with a message, where there is no Python or no network.
@@ -44,7 +58,7 @@ pub(crate) fn python(folder: &Path) -> PathBuf {
 
 fn make() -> Result<PathBuf, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("servers");
-    let wanted = format!("{PACKAGES:?} {OPENENV:?}");
+    let wanted = format!("{PACKAGES:?} {OPENENV:?} {NEWER_MCP}");
     // Test programs run one after another, but two checkouts may share a target directory.
     fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let lock = fs::File::create(folder.join("lock")).map_err(|error| error.to_string())?;
@@ -54,20 +68,21 @@ fn make() -> Result<PathBuf, String> {
         return Ok(folder);
     }
     run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder.join("new")))?;
-    let pip = |arguments: &[&str], target: Option<&str>| {
+    let pip = |options: &[&str], target: Option<&str>, packages: &[&str]| {
         let mut command = Command::new(folder.join("new/bin/python"));
         command.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        command.args(options).args(packages);
         if let Some(target) = target {
-            let target = folder.join("new").join(target);
-            command.args(["--no-deps", "--upgrade", "--target"]).arg(target);
+            command.arg("--target").arg(folder.join("new").join(target));
         }
-        run(command.args(arguments))
+        run(&mut command)
     };
-    pip(&PACKAGES, None)?;
+    pip(&[], None, &PACKAGES)?;
     for (name, package) in OPENENV {
-        pip(&[package], Some(name))?;
+        pip(&["--no-deps"], Some(name), &[package])?;
     }
-    for name in ["bin", "lib", "include", "pyvenv.cfg", "openenv-0.3", "openenv-0.10"] {
+    pip(&[], Some(MCP[1]), &[NEWER_MCP])?;
+    for name in ["bin", "lib", "include", "pyvenv.cfg", "openenv-0.3", "openenv-0.10", MCP[1]] {
         let (from, to) = (folder.join("new").join(name), folder.join(name));
         drop(fs::remove_dir_all(&to));
         fs::rename(from, to).map_err(|error| error.to_string())?;
