@@ -1,6 +1,7 @@
 //! The rollout actor: plays leased episodes and sends them to the learner. Knows no optimizer.
 
 pub mod adapters;
+mod asks;
 mod check;
 pub mod cli;
 pub mod player;
