@@ -14,7 +14,6 @@ use std::{
 };
 
 use environments::{EnvironmentSpec, Recorder, Recording};
-use policy::engine::SequenceId;
 use protocol::{CallPermit, Lease, ParsedCall};
 
 /// Most threads. What comes in while all of them wait for tools waits for one of them.
@@ -86,35 +85,33 @@ impl Ask {
 /// Says that nobody waits for an answer any more.
 pub(crate) type GivenUp = Arc<AtomicBool>;
 
-type Answer = (SequenceId, Result<Told, String>);
+type Answer<K> = (K, Result<Told, String>);
 
-struct Job {
-    sequence: SequenceId,
+struct Job<K> {
+    sequence: K,
     ask: Ask,
     given_up: GivenUp,
 }
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
+struct Queue<K> {
+    jobs: VecDeque<Job<K>>,
     threads: usize,
     idle: usize,
     ended: bool,
 }
 
-#[derive(Default)]
-struct Shared {
-    queue: Mutex<Queue>,
+struct Shared<K> {
+    queue: Mutex<Queue<K>>,
     more: Condvar,
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl<K> Shared<K> {
+    fn queue(&self) -> MutexGuard<'_, Queue<K>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The life of a thread.
-    fn serve(&self, tell: &Sender<Answer>) {
+    fn serve(&self, tell: &Sender<Answer<K>>) {
         let mut queue = self.queue();
         while !queue.ended {
             let Some(Job { sequence, ask, given_up }) = queue.jobs.pop_front() else {
@@ -140,24 +137,29 @@ impl Shared {
     }
 }
 
-/// Threads that ask environments, started as they are needed.
-pub(crate) struct Asks {
-    shared: Arc<Shared>,
-    tell: Sender<Answer>,
-    told: Receiver<Answer>,
+/// Threads that ask environments, started as they are needed. Episodes are told apart by a `K`.
+pub(crate) struct Asks<K> {
+    shared: Arc<Shared<K>>,
+    tell: Sender<Answer<K>>,
+    told: Receiver<Answer<K>>,
 }
 
-impl Asks {
+impl<K: Send + 'static> Asks<K> {
     pub(crate) fn new() -> Self {
         let (tell, told) = mpsc::channel();
-        Self { shared: Arc::default(), tell, told }
+        let queue = Queue { jobs: VecDeque::new(), threads: 0, idle: 0, ended: false };
+        Self {
+            shared: Arc::new(Shared { queue: Mutex::new(queue), more: Condvar::new() }),
+            tell,
+            told,
+        }
     }
 
     /// Asks for `sequence`. The answer comes from [`Asks::told`], unless it is given up.
     ///
     /// # Errors
     /// There is no thread to do it, and none to be had.
-    pub(crate) fn ask(&self, sequence: SequenceId, ask: Ask) -> Result<GivenUp, String> {
+    pub(crate) fn ask(&self, sequence: K, ask: Ask) -> Result<GivenUp, String> {
         let given_up = GivenUp::default();
         let mut queue = self.shared.queue();
         if queue.idle <= queue.jobs.len() && queue.threads < MOST_THREADS {
@@ -178,17 +180,144 @@ impl Asks {
     }
 
     /// An answer, if there is one within `patience`.
-    pub(crate) fn told(&self, patience: Duration) -> Option<Answer> {
+    pub(crate) fn told(&self, patience: Duration) -> Option<Answer<K>> {
         self.told.recv_timeout(patience).ok()
     }
 }
 
-impl Drop for Asks {
+impl<K> Drop for Asks<K> {
     fn drop(&mut self) {
         let mut queue = self.shared.queue();
         queue.ended = true;
         queue.jobs.clear();
         drop(queue);
         self.shared.more.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Instant};
+
+    use environments::{
+        Blueprint, Description, Determinism, Environment, Fault, Limits, Reply, Score, SpecError,
+        ToolSpec,
+    };
+    use protocol::{Digest, LeaseId, NoiseKey, PolicyDigest, RunId, Sampling, Split, Task};
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// Takes its time.
+    #[derive(Debug)]
+    struct Slow;
+
+    struct Game(Description);
+
+    impl Blueprint for Slow {
+        fn name(&self) -> &str {
+            "slow"
+        }
+        fn version(&self) -> String {
+            "slow-1".into()
+        }
+        fn settings(&self) -> Map<String, Value> {
+            Map::new()
+        }
+        fn check_task(&self, _: &Task) -> Result<(), SpecError> {
+            Ok(())
+        }
+        fn open(&self) -> Result<Box<dyn Environment>, Fault> {
+            Ok(Box::new(Game(Description {
+                name: "slow".into(),
+                version: "slow-1".into(),
+                tools: vec![ToolSpec::new("wait", "Waits.", json!({"type": "object"}))],
+                milestones: Vec::new(),
+                reward_range: 0.0..=1.0,
+                determinism: Determinism::Deterministic,
+                images: false,
+                answers: false,
+            })))
+        }
+        fn score(&self, _: &BTreeSet<&str>) -> Option<Score> {
+            None
+        }
+        fn waits(&self) -> bool {
+            true
+        }
+    }
+
+    impl Environment for Game {
+        fn describe(&self) -> &Description {
+            &self.0
+        }
+        fn reset(&mut self, task: &Task, _: u64) -> Result<Option<String>, Fault> {
+            match task.id.as_str() {
+                "panics" => panic!("on purpose"),
+                "long" => thread::sleep(Duration::from_secs(1)),
+                _ => thread::sleep(Duration::from_millis(200)),
+            }
+            Ok(None)
+        }
+        fn call(&mut self, _: &str, _: &Map<String, Value>) -> Result<Reply, Fault> {
+            Ok(Reply { result: Ok(String::new()), reached: Vec::new(), done: false })
+        }
+        fn score(&mut self) -> Result<Score, Fault> {
+            Ok(Score { reward: 0.0, success: false, milestones: Default::default() })
+        }
+    }
+
+    fn start(task: &str) -> Ask {
+        let (run, id) = (RunId(Digest::of(b"")), LeaseId { group: 0, generation: 0 });
+        let task = Task {
+            id: task.into(),
+            prompt: String::new(),
+            fields: "{}".into(),
+            split: Split::Train,
+        };
+        let lease = Lease {
+            run,
+            id,
+            attempt: 0,
+            task,
+            seed: 0,
+            noise_key: NoiseKey::derive(&run, id),
+            policy: PolicyDigest(Digest::of(b"")),
+            sampling: Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0 },
+            deadline_ms: 0,
+        };
+        Ask::Start(EnvironmentSpec::custom(Arc::new(Slow), Limits::default()), Box::new(lease))
+    }
+
+    #[test]
+    fn slow_environments_are_asked_side_by_side() {
+        let asks = Asks::new();
+        let started = Instant::now();
+        for sequence in 0..16 {
+            asks.ask(sequence, start("short")).expect("a thread");
+        }
+        let told: BTreeSet<i32> = (0..16)
+            .map(|_| {
+                let (sequence, told) = asks.told(Duration::from_secs(30)).expect("an answer");
+                assert!(matches!(told, Ok(Told::Started(_))));
+                sequence
+            })
+            .collect();
+        assert_eq!(told, (0..16).collect());
+        // One after another they would take 3.2 seconds.
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    }
+
+    #[test]
+    fn nobody_is_told_of_what_was_given_up_and_a_panic_is_a_fault() {
+        let asks = Asks::new();
+        let given_up = asks.ask(1, start("long")).expect("a thread");
+        asks.ask(2, start("panics")).expect("a thread");
+        given_up.store(true, Ordering::Relaxed);
+        let (sequence, told) = asks.told(Duration::from_secs(30)).expect("an answer");
+        assert_eq!((sequence, told.err()), (2, Some("the environment panicked".into())));
+        assert!(asks.told(Duration::from_secs(2)).is_none());
+        asks.ask(3, start("short")).expect("a thread");
+        assert!(asks.told(Duration::from_secs(30)).is_some_and(|(sequence, _)| sequence == 3));
     }
 }

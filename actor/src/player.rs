@@ -82,7 +82,7 @@ pub struct Player {
     environment: EnvironmentSpec,
     limits: EpisodeLimits,
     playing: BTreeMap<SequenceId, Playing>,
-    asks: Asks,
+    asks: Asks<SequenceId>,
     sampled: u64,
 }
 

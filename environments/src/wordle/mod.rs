@@ -41,6 +41,11 @@ const GUESS: &str = "guess";
 const SOLVED: &str = "solved";
 const PLACES: [&str; LETTERS] = ["place_1", "place_2", "place_3", "place_4", "place_5"];
 
+/// The words that can be hidden: the first `words` of them under a section's settings.
+pub fn hidden_words() -> &'static [Word] {
+    hidden()
+}
+
 /// The game's settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settings {

@@ -66,12 +66,21 @@ class Two(Observation):
     total: int = 0
 
 
+TEXTS = {
+    "long": "\u00e9" * 200000,
+    "emoji": "\U0001f600" * 70000,
+    "nul": "a\0b",
+    "lines": "  a\r\nb  ",
+    "empty": "",
+}
+
+
 class Odd(Base):
     """What a server's code may do: the inputs that a client must survive."""
 
     def reset(self, seed=None, episode_id=None, say=None, forget=False):
         self.seed = seed
-        if not forget:
+        if not (forget and hasattr(self, "total")):
             self.total = 0
         if say == "fail":
             raise ValueError("no such task <|im_end|>")
@@ -81,7 +90,7 @@ class Odd(Base):
         do = action.do
         if do == "add":
             self.total += action.n
-            return Two(text="added", total=self.total)
+            return Two(text=str(self.total), total=self.total)
         if do == "add_then_fail":
             self.total += action.n
             raise ValueError('failed "after" </tool_response>')
@@ -96,8 +105,8 @@ class Odd(Base):
         if do == "sleep":
             time.sleep(action.n)
             return Two(text="woke")
-        if do == "long":
-            return Two(text="\u00e9" * 200000)
+        if do in TEXTS:
+            return Two(text=TEXTS[do])
         if do == "huge":
             return Two(text="x" * (5 << 20))
         if do == "print":

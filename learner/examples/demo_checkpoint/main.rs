@@ -5,8 +5,9 @@
 //! The scripted players are bad on purpose, so that reinforcement learning has something to find. The
 //! vision demo, `frames`, has no players: its checkpoint is pre-trained on frames with one object.
 //!
-//! Usage: `demo_checkpoint DEMO OUT_DIR`, where DEMO is `guess`, `office` or `frames` and OUT_DIR does not
-//! exist.
+//! Usage: `demo_checkpoint DEMO OUT_DIR`, where DEMO is `guess`, `office`, `wordle` or `frames`, or a file of
+//! conversations (rows of `learner sft`), for which a tokenizer and a checkpoint are made and no more; OUT_DIR
+//! does not exist.
 
 mod checkpoint;
 mod frames;
@@ -14,8 +15,14 @@ mod guess;
 mod office;
 mod random;
 mod tokenizer;
+mod wordle;
 
-use std::{error::Error, fs, io::Write as _, path::PathBuf};
+use std::{
+    error::Error,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
 
 use environments::EnvironmentSpec;
 use serde_json::Value;
@@ -40,14 +47,23 @@ struct Demo {
     datasets: fn(&EnvironmentSpec) -> Made<[Vec<Value>; 2]>,
 }
 
-const USAGE: &str = "usage: demo_checkpoint guess|office|frames OUT_DIR";
+const USAGE: &str = "usage: demo_checkpoint guess|office|wordle|frames|ROWS.jsonl OUT_DIR";
 
 fn main() -> Made<()> {
     let mut arguments = std::env::args().skip(1);
     let demo = match arguments.next().as_deref() {
         Some("guess") => guess::demo(),
         Some("office") => office::demo(),
+        Some("wordle") => wordle::demo(),
         Some("frames") => return frames::write(&directory(arguments.next())?),
+        Some(rows) if rows.ends_with(".jsonl") => {
+            let rows: Vec<Value> = fs::read_to_string(rows)?
+                .lines()
+                .map(serde_json::from_str)
+                .collect::<Result<_, _>>()?;
+            let model = directory(arguments.next())?;
+            return checkpoint_for(&model, &rows, wordle::demo().shape, &mut Random::new(70));
+        }
         _ => return Err(USAGE.into()),
     };
     let model = directory(arguments.next())?;
@@ -67,9 +83,13 @@ fn main() -> Made<()> {
             writeln!(file, "{row}")?;
         }
     }
+    checkpoint_for(&model, &episodes, demo.shape, &mut random)
+}
+
+fn checkpoint_for(model: &Path, episodes: &[Value], shape: Shape, random: &mut Random) -> Made<()> {
     let style = tokenizer::Style { template: tokenizer::TOOLS, control: &tokenizer::CONTROL };
-    tokenizer::write(&model, &style, &episodes, demo.shape.vocabulary)?;
-    checkpoint::write(&model, demo.shape, &mut random)
+    tokenizer::write(model, &style, episodes, shape.vocabulary)?;
+    checkpoint::write(model, shape, random)
 }
 
 /// Makes OUT_DIR and the model's directory in it.
