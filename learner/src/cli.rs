@@ -13,7 +13,7 @@ use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
 use crate::{
     dataset::{self, DatasetOptions},
-    plan::{describe, plan, plan_inputs},
+    plan::{describe, plan_at, plan_inputs},
     ppo::{self, PpoOptions},
     ranks::{Backend, Place, RankOptions, Ranks, Role},
     recipe::PpoInputs,
@@ -81,6 +81,11 @@ enum Command {
         /// Where to write, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+        /// Go on with the run in the output directory from its last commit: after a crash, a kill or an
+        /// interrupt, with the very same command. Starts one where there is none, and says so where it is
+        /// complete, so that launchers can restart it blindly. Another recipe's run is refused.
+        #[arg(long)]
+        resume: bool,
         /// Print one JSON object a line; the last has status, success_before, success_after, steps,
         /// seconds and run.
         #[arg(long)]
@@ -297,7 +302,8 @@ struct NetworkArguments {
     actor_program: Option<PathBuf>,
     /// Directory that keeps the learner's certificate, the join secret, the join string (file `join`) and
     /// the ids of actors that are shut out (file `revoked`); see `learner token`. Without it the learner is
-    /// another one at each start.
+    /// another one at each start. With it and a fixed port in --listen, actors find a learner again that was
+    /// restarted. It is no part of the run's directory, which is there to be shared.
     #[arg(long)]
     identity: Option<PathBuf>,
     /// Seconds that an actor has for an episode before its lease goes to another.
@@ -318,6 +324,7 @@ impl NetworkArguments {
             actor_program: self.actor_program,
             identity: self.identity,
             lease_ms: self.lease_seconds.saturating_mul(1000),
+            resume: false,
         }
     }
 }
@@ -368,16 +375,16 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Train { recipe, output, json, network, ranks } => {
+        Command::Train { recipe, output, resume, json, network, ranks } => {
             let (runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, network.device)? else { return Ok(()) };
-            let plan = plan(&recipe, output.as_deref()).map_err(Failure::mistake)?;
+            let plan = plan_at(&recipe, output.as_deref(), resume).map_err(Failure::mistake)?;
             let mut progress = Progress::new(rank.audience(json));
             let meeting = rank.meet(plan.run.0)?;
             if !meeting.leads() {
                 return follow(&plan, rank.device, meeting);
             }
-            let options = TrainOptions { device: rank.device, ..network.options() };
+            let options = TrainOptions { device: rank.device, resume, ..network.options() };
             let summary = run::train(plan, options, meeting, &runtime, interrupt, &mut progress)?;
             progress.record("end", &summary);
             if progress.for_person() {
@@ -531,6 +538,10 @@ fn table(summary: &Summary, recipe: &Path) -> String {
         "episodes",
         format!("{} accepted, {} rejected by the audit", leases.accepted, leases.rejected),
     ));
+    rows.push(("accounts", summary.balance.to_string()));
+    if summary.resumes > 0 {
+        rows.push(("resumed", format!("{} times", summary.resumes)));
+    }
     rows.push(("last adapter", last));
     rows.push(("its sha256", summary.adapter_sha256.to_string()));
     let adapter = match best {

@@ -26,7 +26,7 @@ use crate::files::utc_now;
 /// The file's name.
 pub const JOINS: &str = "joins.jsonl";
 /// What it was renamed to when it grew too long.
-const EARLIER: &str = "joins.1.jsonl";
+pub(crate) const EARLIER: &str = "joins.1.jsonl";
 /// The length at which that happens: twice as much is kept in all.
 const MAX_BYTES: u64 = 8 << 20;
 /// Lines that wait to be written; more are counted instead.

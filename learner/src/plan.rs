@@ -29,7 +29,7 @@ use crate::{
     },
     ppo::plan::PpoPlan,
     recipe::{
-        Frozen, Kind, PpoInputs, Recipe, RecipeError, TaskRow, check_disjoint, check_output,
+        Frozen, Kind, PpoInputs, Recipe, RecipeError, TaskRow, check_apart, check_disjoint,
         read_tasks, run_id,
     },
     reward::{RewardProtocol, Rewards},
@@ -102,6 +102,14 @@ pub fn describe(
 /// # Errors
 /// The first mistake, with field or file and remedy.
 pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
+    plan_at(path, output, false)
+}
+
+/// The same for a run that may be there already, to be gone on with.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_at(path: &Path, output: Option<&Path>, resume: bool) -> Result<Plan, RecipeError> {
     let mut plan = plan_inputs(path)?;
     let recipe = &plan.recipe;
     let output =
@@ -117,7 +125,7 @@ pub fn plan(path: &Path, output: Option<&Path>) -> Result<Plan, RecipeError> {
         .chain(evaluation)
         .chain(&recipe.reference)
         .collect();
-    plan.output = check_output(&output, &inputs)?;
+    plan.output = check_apart(&output, &inputs, resume)?;
     Ok(plan)
 }
 
@@ -339,7 +347,7 @@ pub(crate) fn audit_terms(
         environment: recipe.environment.clone(),
         limits: recipe.training.episode_limits(),
         reward: recipe.reward.clone(),
-        max_staleness: 0,
+        max_staleness: u64::from(recipe.training.staleness),
         allow_recorded: recipe.evidence.allow_recorded,
     }
 }

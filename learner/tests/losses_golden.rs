@@ -113,6 +113,7 @@ fn rows<'a>(batch: &'a Batch, case: &PolicyCase) -> Vec<LossRow<'a>> {
                 true => Advantage::Tokens(&batch.token_advantages[i]),
                 false => batch.advantages[i].into(),
             },
+            importance: None,
         })
         .collect()
 }

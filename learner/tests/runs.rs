@@ -131,10 +131,14 @@ fn play(bench: &Bench) -> (Plan, RunDirectory) {
             world.accept(&world.play(&lease, &turns), &lease)
         })
         .collect();
-    let context = EpisodeContext { step: 0, advantages: Some(&[0.5, -0.5]), sampling: &[] };
+    let context =
+        EpisodeContext { step: 0, policy_step: 0, advantages: Some(&[0.5, -0.5]), sampling: &[] };
     files.episodes(&rollouts, &context).expect("written");
     files
-        .episodes(&rollouts[..1], &EpisodeContext { step: 1, advantages: None, sampling: &[] })
+        .episodes(
+            &rollouts[..1],
+            &EpisodeContext { step: 1, policy_step: 1, advantages: None, sampling: &[] },
+        )
         .expect("written");
     let lease = world.lease(1, 0, 5);
     let mut forged = world.play(&lease, &[Say::Guess(9), text("no")]);
@@ -161,7 +165,7 @@ fn a_run_leaves_a_manifest_evidence_metrics_and_rejections() {
     let running = read_manifest(files.path()).expect("readable");
     assert_eq!(running.status, Status::Running);
     files.evaluations(Some(&json!({"success": 0.25})), None);
-    files.close(Status::Completed, "", &json!({"granted": 4})).expect("closed");
+    files.close(Status::Completed, "", &json!({"granted": 4}), None).expect("closed");
 
     let run = files.path();
     let manifest = read_manifest(run).expect("readable");
@@ -251,7 +255,7 @@ fn the_best_and_the_last_adapter_are_kept_and_the_later_of_two_equals() {
 fn tampering_with_the_evidence_breaks_its_chain() {
     let bench = Bench::new();
     let (plan, mut files) = play(&bench);
-    files.close(Status::Completed, "", &json!({})).expect("closed");
+    files.close(Status::Completed, "", &json!({}), None).expect("closed");
     let path = files.path().join("evidence.jsonl");
     let head = |run| verify_evidence(&path, run, |_| Ok(())).map_err(|error| error.to_string());
     let honest = head(&plan.run).expect("a chain");

@@ -99,6 +99,7 @@ fn step(table: &mut Table, seed: u64, random: &mut Random) {
             mask: None,
             entropy: None,
             advantage: (*advantage).into(),
+            importance: None,
         })
         .collect();
     let config = LossConfig::default();

@@ -2,7 +2,8 @@
 //!
 //! The domain types ([`Lease`], [`Episode`], [`Span`], [`TraceRow`]) are plain values that both sides
 //! hash and compare. Wire types live apart from them and are converted by validating `TryFrom`s.
-//! This crate knows neither Burn nor the files of a run.
+//! This crate knows neither Burn nor the files of a run; [`folder`] is what both sides write through what
+//! must survive.
 
 mod admission;
 mod assembly;
@@ -11,6 +12,7 @@ pub mod delta;
 pub mod digest;
 pub mod endpoint;
 pub mod episode;
+pub mod folder;
 pub mod frame;
 pub mod identity;
 pub mod image;

@@ -125,7 +125,13 @@ fn sampling_rung(stage: &Stage, groups: &[Vec<Episode>], pairs: usize) {
 fn ranked(group: &[Episode]) -> UpdateGroup<'_> {
     let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
     let advantages = group_advantages(&rewards, ScaleRewards::Group).expect("finite").advantages;
-    UpdateGroup { episodes: group.iter().collect(), rewards, advantages, images: None }
+    UpdateGroup {
+        episodes: group.iter().collect(),
+        rewards,
+        advantages,
+        images: None,
+        behaviour: None,
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

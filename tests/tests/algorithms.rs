@@ -91,7 +91,13 @@ impl Class {
             .map(|group| {
                 let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64 / 4.0).collect();
                 let advantages = training.advantages(&rewards).expect("finite").advantages;
-                UpdateGroup { episodes: group.iter().collect(), rewards, advantages, images: None }
+                UpdateGroup {
+                    episodes: group.iter().collect(),
+                    rewards,
+                    advantages,
+                    images: None,
+                    behaviour: None,
+                }
             })
             .collect();
         let settings = UpdateSettings {

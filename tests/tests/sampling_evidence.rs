@@ -174,7 +174,13 @@ fn refuses_and_then_updates(ranks: &mut Ranks) {
             .map(|group| {
                 let rewards: Vec<f64> = (0..group.len()).map(|i| i as f64).collect();
                 let advantages = settings.advantages(&rewards).expect("finite").advantages;
-                UpdateGroup { episodes: group.iter().collect(), rewards, advantages, images: None }
+                UpdateGroup {
+                    episodes: group.iter().collect(),
+                    rewards,
+                    advantages,
+                    images: None,
+                    behaviour: None,
+                }
             })
             .collect();
         let update_settings = UpdateSettings {

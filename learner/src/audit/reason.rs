@@ -60,6 +60,9 @@ pub enum Reason {
     #[error("its policy is {behind} updates behind; the bound is {bound}")]
     StalePolicy { behind: u64, bound: u64 },
 
+    #[error("its group was given up before its verdict")]
+    GroupGivenUp,
+
     #[error("it has no sampled span")]
     NoSpans,
     #[error("id {id} at position {at} is outside of the model's vocabulary of {vocabulary}")]
@@ -188,6 +191,7 @@ impl Reason {
             Self::SeedMismatch { .. } => (Lease, "seed_mismatch"),
             Self::PolicyMismatch { .. } => (Lease, "policy_mismatch"),
             Self::StalePolicy { .. } => (Lease, "stale_policy"),
+            Self::GroupGivenUp => (Lease, "group_given_up"),
             Self::NoSpans => (Tokens, "no_spans"),
             Self::OutOfVocabulary { .. } => (Tokens, "out_of_vocabulary"),
             Self::Unrenderable { .. } => (Tokens, "unrenderable"),

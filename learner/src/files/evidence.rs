@@ -196,6 +196,48 @@ impl EvidenceLog {
         Ok(Self { lines, head, rows })
     }
 
+    /// A log that is there already, to be gone on with after its first `rows` rows, which are `bytes`
+    /// bytes with this head; each row is shown to `visit`. What follows them stays until [`Self::cut`].
+    ///
+    /// # Errors
+    /// The file cannot be read, or its rows are others.
+    pub fn resume(
+        path: impl Into<PathBuf>,
+        run: &RunId,
+        (rows, bytes, head): (u64, u64, Digest),
+        mut visit: impl FnMut(EvidenceRow),
+    ) -> Result<Self, FileError> {
+        let lines = JsonLines::resume(path, bytes)?;
+        let mut reader = EvidenceReader::open(lines.path(), run)?;
+        let mut length = 0;
+        while reader.rows() < rows
+            && let Some(line) = reader.read()?
+        {
+            length += line.text.len() as u64 + 1;
+            visit(line.row);
+        }
+        if (reader.rows(), length, reader.head()) != (rows, bytes, head) {
+            let problem =
+                format!("its first {rows} lines are not those that the journal speaks of");
+            let path = lines.path().to_owned();
+            return Err(FileError::Damaged { path, line: None, problem });
+        }
+        Ok(Self { lines, head, rows })
+    }
+
+    /// Cuts off what is not counted.
+    ///
+    /// # Errors
+    /// The system says no.
+    pub fn cut(&mut self) -> Result<(), FileError> {
+        self.lines.cut()
+    }
+
+    /// Bytes of its rows.
+    pub fn bytes(&self) -> u64 {
+        self.lines.bytes()
+    }
+
     /// Appends one row.
     ///
     /// # Errors

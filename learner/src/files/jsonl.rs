@@ -16,6 +16,7 @@ use super::FileError;
 pub struct JsonLines {
     path: PathBuf,
     file: fs::File,
+    bytes: u64,
 }
 
 impl JsonLines {
@@ -26,7 +27,7 @@ impl JsonLines {
     pub fn create(path: impl Into<PathBuf>) -> Result<Self, FileError> {
         let path = path.into();
         let file = fs::File::create_new(&path).map_err(FileError::io("create", &path))?;
-        Ok(Self { path, file })
+        Ok(Self { path, file, bytes: 0 })
     }
 
     /// A file that is there already, without its torn last line.
@@ -35,11 +36,43 @@ impl JsonLines {
     /// It cannot be read and written.
     pub fn append_to(path: impl Into<PathBuf>) -> Result<Self, FileError> {
         let path = path.into();
-        let file = Self::open(&path).map_err(FileError::io("open", &path))?;
-        Ok(Self { path, file })
+        let (file, bytes) = Self::open(&path).map_err(FileError::io("open", &path))?;
+        Ok(Self { path, file, bytes })
     }
 
-    fn open(path: &Path) -> std::io::Result<fs::File> {
+    /// A file that is there already, to be gone on with after its first `bytes` bytes. What follows them
+    /// stays until [`Self::cut`].
+    ///
+    /// # Errors
+    /// It cannot be read and written, or is shorter.
+    pub fn resume(path: impl Into<PathBuf>, bytes: u64) -> Result<Self, FileError> {
+        let path = path.into();
+        let file = fs::OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(FileError::io("open", &path))?;
+        let found = file.metadata().map_err(FileError::io("read", &path))?.len();
+        if found < bytes {
+            let problem = format!("{found} bytes; the journal speaks of {bytes}");
+            return Err(FileError::Damaged { path, line: None, problem });
+        }
+        Ok(Self { path, file, bytes })
+    }
+
+    /// Cuts off what is not counted.
+    ///
+    /// # Errors
+    /// The system says no.
+    pub fn cut(&mut self) -> Result<(), FileError> {
+        let bytes = self.bytes;
+        let cut = self.file.set_len(bytes).and_then(|()| self.file.seek(SeekFrom::Start(bytes)));
+        cut.map(drop).map_err(FileError::io("cut", &self.path))
+    }
+
+    /// Bytes of its lines.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn open(path: &Path) -> std::io::Result<(fs::File, u64)> {
         const BLOCK: u64 = 1 << 16;
         let mut file = fs::OpenOptions::new().read(true).write(true).open(path)?;
         let length = file.seek(SeekFrom::End(0))?;
@@ -61,7 +94,7 @@ impl JsonLines {
             file.set_len(end)?;
         }
         file.seek(SeekFrom::Start(end))?;
-        Ok(file)
+        Ok((file, end))
     }
 
     /// Appends one record and returns its line, without the newline.
@@ -73,6 +106,7 @@ impl JsonLines {
             .map_err(|source| FileError::Json { path: self.path.clone(), source })?;
         line.push(b'\n');
         self.file.write_all(&line).map_err(FileError::io("write", &self.path))?;
+        self.bytes += line.len() as u64;
         line.pop();
         Ok(line)
     }

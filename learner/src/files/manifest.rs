@@ -8,11 +8,12 @@ use protocol::{Digest, LeaseId, PolicyDigest, RunId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::UpdateEvidence;
+use super::{EvidenceRow, UpdateEvidence};
 use crate::{
     advantage::{ScaleRewards, group_advantages},
     audit::{Audited, sampling::SamplingBounds},
     journal::JournalRecord,
+    leases::Balance,
 };
 
 /// How a run stands.
@@ -252,6 +253,26 @@ impl GroupRecord {
             policy: first.episode.policy,
         })
     }
+
+    /// The same from the evidence rows of a group that was trained on.
+    pub(super) fn of_rows(rows: &[EvidenceRow]) -> Option<Self> {
+        let first = rows.first()?;
+        let rewards: Vec<f64> = rows.iter().map(|it| it.training_reward).collect();
+        let strict = || rows.iter().map(|it| &it.reward_components);
+        let reward_std =
+            group_advantages(&rewards, ScaleRewards::None).map_or(0.0, |group| group.std);
+        Some(Self {
+            optimizer_step: first.optimizer_step,
+            group: first.lease.group,
+            task_id: first.task_id.clone(),
+            episode_seed: first.episode_seed,
+            rewards,
+            reward_std,
+            strict_rewards: strict().map(|it| it.strict_reward).collect(),
+            strict_successes: strict().filter(|it| it.strict_success).count() as u64,
+            policy: first.policy_version.policy,
+        })
+    }
 }
 
 /// Why a run ended before its last step.
@@ -331,6 +352,13 @@ pub struct Progressed {
     pub evaluation: Value,
     /// What became of leases.
     pub leases: Value,
+    /// Where every answer is: `received_unique = accepted + rejected + pending` and
+    /// `accepted = consumed + dropped_stale + given_up + ready`. Written when the run ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<Balance>,
+    /// How often the run went on after its learner had ended.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub resumes: u64,
     /// The groups that were trained on; written when the run ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reward_groups: Vec<GroupRecord>,
@@ -340,6 +368,10 @@ pub struct Progressed {
     /// The last refused leases, with their reasons; at most a hundred.
     #[serde(default)]
     pub last_rejected: Vec<(Option<LeaseId>, String)>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// The whole manifest.

@@ -5,6 +5,7 @@
 //! | `manifest.json` | status, hashes, versions, settings, coverage, update evidence; replaced atomically |
 //! | `evidence.jsonl` | one line an accepted episode, chained by hash; the head stands in the manifest |
 //! | `metrics.jsonl` | one line an optimizer step |
+//! | `checkpoint/` | what the run goes on from after a crash: adapter, optimizer, counters |
 //! | `journal/` | every judged episode's bytes, every group ordered, every policy announced |
 //! | `policies/<policy>.safetensors` | the adapter of every policy that played |
 //! | `rejected/<episode>.json` | each refused episode and its reason |
@@ -14,11 +15,13 @@
 
 mod adapters;
 mod atomic;
+mod checkpoint;
 mod evidence;
 mod jsonl;
 mod manifest;
 mod policies;
 mod rejected;
+mod resume;
 mod run_directory;
 mod time;
 mod update;
@@ -28,6 +31,7 @@ use std::{io, path::PathBuf};
 
 pub use adapters::PolicyFiles;
 pub use atomic::write_atomic;
+pub use checkpoint::{Checkpoint, Checkpoints, Part};
 pub use evidence::{
     EvidenceLine, EvidenceLog, EvidenceReader, EvidenceRow, PolicyVersion, SamplingRecord,
     evidence_line, messages, verify_evidence,
@@ -39,8 +43,11 @@ pub use manifest::{
     ParserRecord, PolicyFormat, PolicyRecord, Progressed, Status, TaskCoverage,
 };
 pub use policies::{PolicyError, PolicyStore};
+pub use resume::{Begun, Resumed, RunState, begun};
 pub use run_directory::{Answer, EpisodeContext, RunDirectory, read_manifest};
-pub(crate) use run_directory::{EVIDENCE, JOURNAL, METRICS, REJECTED, TOKENIZER, tokenizer_files};
+pub(crate) use run_directory::{
+    CHECKPOINT, EVIDENCE, JOURNAL, METRICS, REJECTED, TOKENIZER, tokenizer_files,
+};
 pub use time::utc_now;
 pub use update::{UpdateEvidence, compare_adapters};
 pub use versions::{dependency_versions, program_sha256};

@@ -67,7 +67,12 @@ impl PolicyStore {
     pub(super) fn create(run: &Path, base: Digest) -> Result<Self, FileError> {
         let dir = run.join(POLICIES);
         fs::create_dir(&dir).map_err(FileError::io("create", &dir))?;
-        Ok(Self { run: run.to_owned(), base, saved: Vec::new() })
+        Ok(Self::of(run, base))
+    }
+
+    /// The archive of a run that goes on.
+    pub(super) fn of(run: &Path, base: Digest) -> Self {
+        Self { run: run.to_owned(), base, saved: Vec::new() }
     }
 
     /// Where the adapter of a policy is archived.

@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use protocol::ActorId;
-use serde_json::json;
+use protocol::{ActorId, LeaseId};
+use serde_json::{Value, json};
 
 use super::{Answer, FileError, REJECTED, RunDirectory, utc_now, write_atomic};
-use crate::{audit::Rejected, journal::Record};
+use crate::{audit::Rejected, journal::Record, train::replay::LateRefusal};
 
 /// Bytes of refused episodes that are kept in all. What is refused after that leaves its reason only,
 /// so that a hostile actor cannot fill the disk.
@@ -73,14 +73,47 @@ impl RunDirectory {
             "episode": rejected.episode.as_ref().filter(|_| whole),
         });
         let path = directory.join(format!("{}.json", rejected.id));
-        write_atomic(&path, format!("{record:#}\n").as_bytes(), false)?;
+        write_atomic(&path, format!("{record:#}\n").as_bytes(), true)?;
         self.last_refused = Some(rejected.id);
+        self.count_rejected(code, rejected.lease, message);
+        self.write_manifest(true)
+    }
+
+    fn count_rejected(&mut self, code: &str, lease: Option<LeaseId>, message: String) {
         self.progress.task_coverage.rejected_rollouts += 1;
         *self.progress.rejections.entry(code.to_owned()).or_default() += 1;
         if self.progress.last_rejected.len() == LAST_REJECTED {
             self.progress.last_rejected.remove(0);
         }
-        self.progress.last_rejected.push((rejected.lease, message));
-        self.write_manifest(true)
+        self.progress.last_rejected.push((lease, message));
+    }
+
+    /// Counts an episode that was refused after the last commit, and sees to its file, which a crash may
+    /// have taken.
+    pub(super) fn refused_before(&mut self, refusal: &LateRefusal) -> Result<(), FileError> {
+        let LateRefusal { id, lease, reason, kept } = refusal;
+        self.progress.task_coverage.rejected_bytes += kept.unwrap_or_default();
+        let path = self.path.join(REJECTED).join(format!("{id}.json"));
+        let written = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let written: Value = written.unwrap_or_default();
+        let message = match written.get("message").and_then(Value::as_str) {
+            Some(message) if written.get("reason").and_then(Value::as_str) == Some(reason) => {
+                message.to_owned()
+            }
+            _ => {
+                let directory = self.path.join(REJECTED);
+                fs::create_dir_all(&directory).map_err(FileError::io("create", &directory))?;
+                let record = json!({
+                    "episode_id": id,
+                    "lease": lease,
+                    "reason": reason,
+                    "message": "a crash took what was written about it; its bytes are in the journal",
+                });
+                write_atomic(&path, format!("{record:#}\n").as_bytes(), true)?;
+                reason.clone()
+            }
+        };
+        self.count_rejected(reason, Some(*lease), message);
+        Ok(())
     }
 }

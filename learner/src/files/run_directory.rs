@@ -8,15 +8,17 @@ use std::{
 };
 
 use policy::chat::ChatFormat;
-use protocol::{ActorId, AdapterManifest, Digest, EpisodeId, LeaseId, PolicyDigest};
+use protocol::{
+    ActorId, AdapterManifest, Digest, EpisodeId, LeaseAttempt, LeaseId, PolicyDigest, folder::Disk,
+};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FailureRecord, FileError, FileRecord,
-    GroupRecord, HostRecord, JsonLines, Manifest, PolicyStore, PolicyVersion, Progressed,
-    SamplingRecord, Status, program_sha256, utc_now, write_atomic,
+    Checkpoints, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FailureRecord, FileError,
+    FileRecord, GroupRecord, HostRecord, JsonLines, Manifest, PolicyStore, PolicyVersion,
+    Progressed, SamplingRecord, Status, program_sha256, utc_now, write_atomic,
 };
 use crate::{
     audit::{
@@ -24,13 +26,14 @@ use crate::{
         sampling::{Flagged, SamplingBounds, SamplingJudge},
     },
     journal::{Journal, Record},
-    leases::GroupOrder,
+    leases::{Balance, GroupOrder},
     plan::Plan,
 };
 
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 pub(crate) const EVIDENCE: &str = "evidence.jsonl";
 pub(crate) const METRICS: &str = "metrics.jsonl";
+pub(crate) const CHECKPOINT: &str = "checkpoint";
 pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const REJECTED: &str = "rejected";
 pub(crate) const TOKENIZER: &str = "tokenizer";
@@ -72,6 +75,8 @@ pub struct Answer<'a> {
 pub struct EpisodeContext<'a> {
     /// Optimizer steps made before the episodes were used.
     pub step: u32,
+    /// Optimizer steps behind the policy that played them.
+    pub policy_step: u32,
     /// Their advantages, by generation, where they were trained on.
     pub advantages: Option<&'a [f64]>,
     /// Their sampling evidence, by generation, where they were examined.
@@ -95,6 +100,9 @@ pub struct RunDirectory {
     pub(super) archive_bytes: u64,
     pub(super) format: Arc<ChatFormat>,
     pub(super) tasks: BTreeSet<String>,
+    pub(super) checkpoints: Checkpoints,
+    /// The number of the next commit.
+    pub(super) next_commit: u64,
 }
 
 impl RunDirectory {
@@ -128,8 +136,12 @@ impl RunDirectory {
             archive_bytes: plan.recipe.evidence.archive_bytes(),
             format: plan.format.clone(),
             tasks: BTreeSet::new(),
+            checkpoints: Checkpoints::new(Disk::new(path.join(CHECKPOINT))),
+            next_commit: 0,
             path,
         };
+        let checkpoints = this.path.join(CHECKPOINT);
+        fs::create_dir(&checkpoints).map_err(FileError::io("create", &checkpoints))?;
         this.manifest.status = Status::Running;
         this.manifest.policy_format.files = tokenizer;
         this.write_manifest(true)?;
@@ -220,6 +232,14 @@ impl RunDirectory {
         Ok(self.journal.append(&Record::Group { group, order: order.clone() })?)
     }
 
+    /// Writes down leases that are about to be given to an actor.
+    ///
+    /// # Errors
+    /// The journal cannot be written.
+    pub fn granted(&mut self, actor: ActorId, leases: &[LeaseAttempt]) -> Result<(), FileError> {
+        Ok(self.journal.append(&Record::Granted { actor, leases: leases.to_vec() })?)
+    }
+
     /// Writes down an episode that the audit passed.
     ///
     /// # Errors
@@ -257,7 +277,7 @@ impl RunDirectory {
         let step = u64::from(context.step);
         for (index, audited) in rollouts.iter().enumerate() {
             let version = PolicyVersion {
-                global_step: step,
+                global_step: u64::from(context.policy_step),
                 base_model_sha256: self.manifest.model.sha256,
                 policy: audited.episode.policy,
             };
@@ -301,6 +321,7 @@ impl RunDirectory {
         status: Status,
         reason: &str,
         leases: &impl Serialize,
+        balance: Option<Balance>,
     ) -> Result<(), FileError> {
         self.manifest.status = status;
         self.progress.ended_at = Some(utc_now());
@@ -314,6 +335,7 @@ impl RunDirectory {
             refused: refused.map(|id| Path::new(REJECTED).join(format!("{id}.json"))),
         });
         self.progress.leases = serde_json::to_value(leases).unwrap_or(Value::Null);
+        self.progress.balance = balance;
         self.progress.task_coverage.consumed_unique_task_ids = self.tasks.iter().cloned().collect();
         self.evidence.sync()?;
         self.metrics.sync()?;

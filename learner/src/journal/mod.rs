@@ -16,7 +16,8 @@
 //! cuts off; damage anywhere else is refused by file and byte.
 //!
 //! Records are appended to a buffer and written and synced together by [`Journal::sync`], so that
-//! many acknowledgements share one sync.
+//! many acknowledgements share one sync. All of it goes through a [`Folder`], so that simulations run
+//! the same code on storage that loses what was not synced.
 
 mod reader;
 mod record;
@@ -25,16 +26,13 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
-use protocol::{Digest, RunId};
+use protocol::{Digest, RunId, folder::Folder};
 use serde::{Deserialize, Serialize};
 
-pub use reader::{Entry, JournalReader, Position, read_at};
-pub use record::{Record, RecordError};
+pub use reader::{Entry, JournalReader, Position, read_at, read_over};
+pub use record::{Commit, Record, RecordError};
 pub use writer::{Journal, Recovered};
 
 /// A segment is left for a new one before it grows over this, in bytes.
@@ -137,6 +135,10 @@ fn segment_header(run: &RunId, number: u64, chain: &Digest) -> Vec<u8> {
     [&MAGIC[..], &run.0.0, &number.to_le_bytes(), &chain.0].concat()
 }
 
-fn segment_path(dir: &Path, number: u64) -> PathBuf {
-    dir.join(format!("{number:08}.segment"))
+fn segment_name(number: u64) -> String {
+    format!("{number:08}.segment")
+}
+
+fn segment_path(dir: &dyn Folder, number: u64) -> PathBuf {
+    dir.path().join(segment_name(number))
 }

@@ -1,16 +1,19 @@
 //! Reads a journal from its start, one record at a time, and single records again later.
 
 use std::{
-    fs,
-    io::{BufReader, Read as _, Seek as _, SeekFrom},
+    io::{BufReader, Read as _, SeekFrom},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use protocol::{Digest, RunId};
+use protocol::{
+    Digest, RunId,
+    folder::{Disk, Folder, Source},
+};
 
 use super::{
     CHAIN, JournalError, JournalRecord, MAGIC, MAX_PAYLOAD, RECORD_HEADER, Record, RecordError,
-    SEGMENT_HEADER, genesis, link, record_header, segment_path,
+    SEGMENT_HEADER, genesis, link, record_header, segment_name, segment_path,
 };
 
 /// Where a record starts.
@@ -43,20 +46,18 @@ impl Entry {
 }
 
 /// An open segment.
-#[derive(Debug)]
 struct Segment {
     number: u64,
     path: PathBuf,
-    file: BufReader<fs::File>,
+    file: BufReader<Box<dyn Source>>,
     offset: u64,
     length: u64,
 }
 
 /// Reads records in order and checks the chain. Memory is bounded by the largest record, and by what
 /// the files really hold.
-#[derive(Debug)]
 pub struct JournalReader {
-    dir: PathBuf,
+    dir: Arc<dyn Folder>,
     run: RunId,
     segments: u64,
     current: Option<Segment>,
@@ -69,8 +70,15 @@ impl JournalReader {
     /// # Errors
     /// The directory cannot be read, holds no segments, or lacks one in the middle.
     pub fn open(dir: impl Into<PathBuf>, run: RunId) -> Result<Self, JournalError> {
-        let dir = dir.into();
-        let segments = count_segments(&dir)?;
+        Self::over(Disk::new(dir), run)
+    }
+
+    /// The same over a folder of the caller's making.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn over(dir: Arc<dyn Folder>, run: RunId) -> Result<Self, JournalError> {
+        let segments = count_segments(dir.as_ref())?;
         let so_far = JournalRecord { segments: 0, bytes: 0, records: 0, head: genesis(&run) };
         Ok(Self { dir, run, segments, current: None, so_far })
     }
@@ -107,9 +115,9 @@ impl JournalReader {
     }
 
     fn open_segment(&mut self, number: u64) -> Result<Segment, JournalError> {
-        let path = segment_path(&self.dir, number);
-        let mut file = fs::File::open(&path).map_err(JournalError::io("open", &path))?;
-        let length = file.metadata().map_err(JournalError::io("read", &path))?.len();
+        let path = segment_path(self.dir.as_ref(), number);
+        let opened = self.dir.open(&segment_name(number));
+        let (mut file, length) = opened.map_err(JournalError::io("open", &path))?;
         let mut header = Vec::with_capacity(SEGMENT_HEADER);
         std::io::Read::by_ref(&mut file)
             .take(SEGMENT_HEADER as u64)
@@ -233,10 +241,18 @@ impl Segment {
 /// # Errors
 /// There is no record at this position.
 pub fn read_at(dir: &Path, run: RunId, position: Position) -> Result<Entry, JournalError> {
+    read_over(Disk::new(dir).as_ref(), run, position)
+}
+
+/// The same over a folder of the caller's making.
+///
+/// # Errors
+/// As [`read_at`].
+pub fn read_over(dir: &dyn Folder, run: RunId, position: Position) -> Result<Entry, JournalError> {
     let path = segment_path(dir, position.segment);
     let read = || {
-        let mut file = fs::File::open(&path)?;
-        let left = file.metadata()?.len().saturating_sub(position.offset);
+        let (mut file, length) = dir.open(&segment_name(position.segment))?;
+        let left = length.saturating_sub(position.offset);
         file.seek(SeekFrom::Start(position.offset))?;
         let mut header = [0; RECORD_HEADER];
         file.read_exact(&mut header)?;
@@ -250,15 +266,14 @@ pub fn read_at(dir: &Path, run: RunId, position: Position) -> Result<Entry, Jour
 }
 
 /// How many segments there are, numbered from 0 without a gap.
-pub(super) fn count_segments(dir: &Path) -> Result<u64, JournalError> {
+pub(super) fn count_segments(dir: &dyn Folder) -> Result<u64, JournalError> {
     let mut numbers = Vec::new();
-    for entry in fs::read_dir(dir).map_err(JournalError::io("read", dir))? {
-        let name = entry.map_err(JournalError::io("read", dir))?.file_name();
-        let number = name.to_str().and_then(|name| name.strip_suffix(".segment")?.parse().ok());
+    for name in dir.list().map_err(JournalError::io("read", dir.path()))? {
+        let number = name.strip_suffix(".segment").and_then(|number| number.parse().ok());
         match number {
-            Some(number) if segment_path(dir, number).ends_with(&name) => numbers.push(number),
+            Some(number) if segment_name(number) == name => numbers.push(number),
             _ => {
-                let path = dir.join(&name);
+                let path = dir.path().join(&name);
                 let problem = "no file of a journal; move it away".into();
                 return Err(JournalError::Segment { path, problem });
             }
@@ -273,7 +288,7 @@ pub(super) fn count_segments(dir: &Path) -> Result<u64, JournalError> {
     }
 }
 
-fn missing_segment(dir: &Path, number: u64) -> JournalError {
+fn missing_segment(dir: &dyn Folder, number: u64) -> JournalError {
     JournalError::Segment {
         path: segment_path(dir, number),
         problem: "the segment is missing".into(),

@@ -2,7 +2,7 @@
 //! on the wire, every byte used.
 
 use protocol::{
-    ActorId, Digest, EpisodeId, LeaseId, PolicyDigest, RunId,
+    ActorId, Digest, EpisodeId, LeaseAttempt, LeaseId, PolicyDigest, RunId,
     wire::{decode_lease, encode_lease, line},
 };
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,44 @@ pub enum Record<'a> {
         /// Which.
         group: u64,
     },
+    /// Leases were given to an actor.
+    Granted {
+        /// To whom.
+        actor: ActorId,
+        /// Which, each with its attempt.
+        leases: Vec<LeaseAttempt>,
+    },
+    /// An optimizer step or an evaluation is made, and its checkpoint written.
+    Committed(Commit),
+    /// The run went on from its last commit after its learner had ended: policies that were announced
+    /// since then are void, everything else stands.
+    Resumed {
+        /// Number of that commit.
+        commit: u64,
+    },
+}
+
+/// What is made for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// From 0, by which the checkpoint is named.
+    pub number: u64,
+    /// Optimizer steps.
+    pub steps: u32,
+    /// Evaluations.
+    pub rounds: u32,
+    /// Digest of the checkpoint.
+    pub checkpoint: Digest,
+    /// Lines of `evidence.jsonl`.
+    pub evidence_rows: u64,
+    /// Their bytes.
+    pub evidence_bytes: u64,
+    /// The head of their chain.
+    pub evidence_head: Digest,
+    /// Bytes of `metrics.jsonl`.
+    pub metrics_bytes: u64,
+    /// Their SHA-256.
+    pub metrics_sha256: Digest,
 }
 
 /// A payload that is no record of this release.
@@ -113,6 +151,13 @@ struct RejectedWire<'a> {
     body: Option<&'a [u8]>,
 }
 
+#[derive(Serialize, Deserialize)]
+struct GrantedWire<'a> {
+    actor: Digest,
+    /// Group, generation and attempt of each: 8 + 4 + 4 bytes, little-endian.
+    leases: &'a [u8],
+}
+
 fn config() -> impl bincode::config::Config {
     bincode::config::standard().with_fixed_int_encoding().with_limit::<MAX_PAYLOAD>()
 }
@@ -126,6 +171,9 @@ impl<'a> Record<'a> {
             Self::Accepted { .. } => 3,
             Self::Rejected { .. } => 4,
             Self::Dropped { .. } => 5,
+            Self::Granted { .. } => 6,
+            Self::Committed(_) => 7,
+            Self::Resumed { .. } => 8,
         }
     }
 
@@ -167,6 +215,17 @@ impl<'a> Record<'a> {
                 })
             }
             Self::Dropped { group } => pack(group),
+            Self::Granted { actor, leases } => {
+                let mut columns = Vec::with_capacity(leases.len() * LEASE_BYTES);
+                for LeaseAttempt { id, attempt } in leases {
+                    columns.extend(id.group.to_le_bytes());
+                    columns.extend(id.generation.to_le_bytes());
+                    columns.extend(attempt.to_le_bytes());
+                }
+                pack(&GrantedWire { actor: actor.0, leases: &columns })
+            }
+            Self::Committed(commit) => pack(commit),
+            Self::Resumed { commit } => pack(commit),
         }
     }
 
@@ -226,6 +285,17 @@ impl<'a> Record<'a> {
                 }
             }
             5 => Self::Dropped { group: unpack(payload)? },
+            6 => {
+                let wire: GrantedWire<'_> = unpack(payload)?;
+                let (leases, rest) = wire.leases.as_chunks::<LEASE_BYTES>();
+                if !rest.is_empty() {
+                    return Err(RecordError("half a lease".into()));
+                }
+                let leases = leases.iter().map(lease_attempt).collect();
+                Self::Granted { actor: ActorId(wire.actor), leases }
+            }
+            7 => Self::Committed(unpack(payload)?),
+            8 => Self::Resumed { commit: unpack(payload)? },
             other => {
                 return Err(RecordError(format!(
                     "records of kind {other} are none of this release"
@@ -233,6 +303,17 @@ impl<'a> Record<'a> {
             }
         })
     }
+}
+
+const LEASE_BYTES: usize = 16;
+
+fn lease_attempt(bytes: &[u8; LEASE_BYTES]) -> LeaseAttempt {
+    let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *bytes;
+    let id = LeaseId {
+        group: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        generation: u32::from_le_bytes([i, j, k, l]),
+    };
+    LeaseAttempt { id, attempt: u32::from_le_bytes([m, n, o, p]) }
 }
 
 fn wrong(error: impl std::fmt::Display) -> RecordError {

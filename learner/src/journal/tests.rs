@@ -1,9 +1,18 @@
 //! Journals that were cut, changed or mixed up come back as a prefix or not at all, and always say so.
 
-use protocol::{ActorId, Digest, EpisodeId, LeaseId, PolicyDigest, RunId, Sampling, Split, Task};
+use std::path::Path;
+
+use protocol::{
+    ActorId, Digest, EpisodeId, LeaseAttempt, LeaseId, PolicyDigest, RunId, Sampling, Split, Task,
+    folder::Disk,
+};
 
 use super::*;
 use crate::leases::GroupOrder;
+
+fn segment_file(dir: &Path, number: u64) -> PathBuf {
+    segment_path(Disk::new(dir).as_ref(), number)
+}
 
 fn run() -> RunId {
     RunId(Digest::of(b"run"))
@@ -64,6 +73,25 @@ fn records() -> Vec<Record<'static>> {
             body: None,
         },
         Record::Dropped { group: 7 },
+        Record::Granted {
+            actor,
+            leases: vec![
+                LeaseAttempt { id: LeaseId { group: 1 << 40, generation: 7 }, attempt: 2 },
+                LeaseAttempt { id: LeaseId { group: 3, generation: u32::MAX }, attempt: 0 },
+            ],
+        },
+        Record::Committed(Commit {
+            number: 3,
+            steps: 2,
+            rounds: 1,
+            checkpoint: Digest::of(b"checkpoint"),
+            evidence_rows: 9,
+            evidence_bytes: 1 << 40,
+            evidence_head: Digest::of(b"head"),
+            metrics_bytes: 77,
+            metrics_sha256: Digest::of(b"metrics"),
+        }),
+        Record::Resumed { commit: 3 },
     ]
 }
 
@@ -95,7 +123,7 @@ fn read(dir: &Path) -> (Vec<Entry>, Result<JournalRecord, JournalError>) {
 
 #[test]
 fn records_come_back_as_they_were_written_and_in_order() {
-    for (limit, segments) in [(SEGMENT_BYTES, 1), (300, 5), (1, 6)] {
+    for (limit, segments) in [(SEGMENT_BYTES, 1), (300, 8), (1, 9)] {
         let dir = tempfile::tempdir().expect("a directory");
         let journal = dir.path().join("journal");
         let written = write(&journal, limit);
@@ -103,7 +131,7 @@ fn records_come_back_as_they_were_written_and_in_order() {
         assert_eq!(so_far.expect("whole"), written);
         assert_eq!(written.segments, segments);
         let bytes: u64 = (0..segments)
-            .map(|n| std::fs::metadata(segment_path(&journal, n)).expect("there").len())
+            .map(|n| std::fs::metadata(segment_file(&journal, n)).expect("there").len())
             .sum();
         assert_eq!(bytes, written.bytes);
         let found: Vec<_> = entries.iter().map(|it| it.record().expect("a record")).collect();
@@ -120,17 +148,17 @@ fn a_journal_cut_at_any_byte_goes_on_after_its_last_whole_record() {
     let dir = tempfile::tempdir().expect("a directory");
     let whole = dir.path().join("whole");
     write(&whole, 400);
-    let count = reader::count_segments(&whole).expect("segments");
-    let last = std::fs::read(segment_path(&whole, count - 1)).expect("read");
+    let count = reader::count_segments(Disk::new(&whole).as_ref()).expect("segments");
+    let last = std::fs::read(segment_file(&whole, count - 1)).expect("read");
     let before = read(&whole).0.iter().filter(|it| it.position.segment + 1 < count).count();
     for cut in 0..last.len() {
         let journal = dir.path().join(format!("cut-{cut}"));
         std::fs::create_dir(&journal).expect("created");
         for number in 0..count - 1 {
-            std::fs::copy(segment_path(&whole, number), segment_path(&journal, number))
+            std::fs::copy(segment_file(&whole, number), segment_file(&journal, number))
                 .expect("copied");
         }
-        std::fs::write(segment_path(&journal, count - 1), &last[..cut]).expect("written");
+        std::fs::write(segment_file(&journal, count - 1), &last[..cut]).expect("written");
         let (entries, strict) = read(&journal);
         let clean = strict.is_ok();
         let (mut journalled, recovered) = Journal::recover(&journal, run()).expect("a prefix");
@@ -151,8 +179,8 @@ fn a_flipped_byte_is_refused_or_its_record_is_cut_off_and_counted() {
     let dir = tempfile::tempdir().expect("a directory");
     let journal = dir.path().join("journal");
     write(&journal, 400);
-    for number in 0..reader::count_segments(&journal).expect("segments") {
-        let path = segment_path(&journal, number);
+    for number in 0..reader::count_segments(Disk::new(&journal).as_ref()).expect("segments") {
+        let path = segment_file(&journal, number);
         let bytes = std::fs::read(&path).expect("read");
         for at in 0..bytes.len() {
             let mut flipped = bytes.clone();
@@ -164,7 +192,7 @@ fn a_flipped_byte_is_refused_or_its_record_is_cut_off_and_counted() {
                 Ok((_, recovered)) => assert!(recovered.cut > 0, "{number} byte {at}"),
                 Err(JournalError::Damaged { path: named, .. }) => {
                     // A changed chain at a segment's end shows at the start of the next.
-                    assert!(named == path || named == segment_path(&journal, number + 1));
+                    assert!(named == path || named == segment_file(&journal, number + 1));
                 }
                 Err(error) => panic!("{number} byte {at}: {error}"),
             }
@@ -185,7 +213,7 @@ fn segments_that_are_missing_swapped_or_of_another_run_are_named() {
     };
     let other = RunId(Digest::of(b"other"));
     assert!(error(other).expect_err("refused").contains("a segment of another run"));
-    let (one, two) = (segment_path(&journal, 1), segment_path(&journal, 2));
+    let (one, two) = (segment_file(&journal, 1), segment_file(&journal, 2));
     let kept = std::fs::read(&one).expect("read");
     std::fs::copy(&two, &one).expect("copied");
     assert!(error(run()).expect_err("refused").contains("under another's name"));
@@ -202,7 +230,7 @@ fn a_claimed_length_allocates_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let journal = dir.path().join("journal");
     write(&journal, SEGMENT_BYTES);
-    let path = segment_path(&journal, 0);
+    let path = segment_file(&journal, 0);
     let mut bytes = std::fs::read(&path).expect("read");
     bytes.truncate(SEGMENT_HEADER);
     // Even with a check that fits: the bytes are not there.

@@ -1,16 +1,15 @@
 //! Appends to a journal.
 
-use std::{
-    fs,
-    io::Write as _,
-    path::{Path, PathBuf},
+use std::{fs, path::PathBuf, sync::Arc};
+
+use protocol::{
+    RunId,
+    folder::{Disk, Folder, Sink},
 };
 
-use protocol::RunId;
-
 use super::{
-    JournalError, JournalReader, JournalRecord, Record, SEGMENT_BYTES, SEGMENT_HEADER, genesis,
-    link, record_header, segment_header, segment_path,
+    Entry, JournalError, JournalReader, JournalRecord, Record, SEGMENT_BYTES, SEGMENT_HEADER,
+    genesis, link, record_header, segment_header, segment_name, segment_path,
 };
 
 /// Bytes that wait for a sync before they are written in any case.
@@ -26,18 +25,23 @@ pub struct Recovered {
 }
 
 /// A journal that is being written.
-#[derive(Debug)]
 pub struct Journal {
-    dir: PathBuf,
+    dir: Arc<dyn Folder>,
     run: RunId,
     path: PathBuf,
-    file: fs::File,
+    file: Box<dyn Sink>,
     /// Bytes of the current segment, the waiting ones included.
     length: u64,
     limit: u64,
     waiting: Vec<u8>,
     dirty: bool,
     so_far: JournalRecord,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Journal({}, {:?})", self.path.display(), self.so_far)
+    }
 }
 
 impl Journal {
@@ -55,8 +59,16 @@ impl Journal {
         limit: u64,
     ) -> Result<Self, JournalError> {
         fs::create_dir(&dir).map_err(JournalError::io("create", &dir))?;
+        Self::create_over(Disk::new(dir), run, limit)
+    }
+
+    /// A new journal in an empty folder, in segments of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn create_over(dir: Arc<dyn Folder>, run: RunId, limit: u64) -> Result<Self, JournalError> {
         let mut so_far = JournalRecord { segments: 0, bytes: 0, records: 0, head: genesis(&run) };
-        let (path, file) = new_segment(&dir, &run, &mut so_far)?;
+        let (path, file) = new_segment(dir.as_ref(), &run, &mut so_far)?;
         let length = SEGMENT_HEADER as u64;
         let waiting = Vec::new();
         Ok(Self { dir, run, path, file, length, limit, waiting, dirty: true, so_far })
@@ -67,11 +79,23 @@ impl Journal {
     /// # Errors
     /// It cannot be read and written, or is damaged anywhere but at its end.
     pub fn recover(dir: impl Into<PathBuf>, run: RunId) -> Result<(Self, Recovered), JournalError> {
-        let dir = dir.into();
-        let mut reader = JournalReader::open(&dir, run)?;
+        Self::recover_over(Disk::new(dir), run, SEGMENT_BYTES, |_| Ok(()))
+    }
+
+    /// The same over a folder of the caller's making; `visit` is shown every whole record.
+    ///
+    /// # Errors
+    /// As [`Self::recover`], and what `visit` says.
+    pub fn recover_over(
+        dir: Arc<dyn Folder>,
+        run: RunId,
+        limit: u64,
+        mut visit: impl FnMut(&Entry) -> Result<(), JournalError>,
+    ) -> Result<(Self, Recovered), JournalError> {
+        let mut reader = JournalReader::over(dir.clone(), run)?;
         let cut = loop {
             match reader.read() {
-                Ok(Some(_)) => {}
+                Ok(Some(entry)) => visit(&entry)?,
                 Ok(None) => break None,
                 Err(JournalError::Torn { path, offset, left }) => break Some((path, offset, left)),
                 Err(error) => return Err(error),
@@ -83,24 +107,27 @@ impl Journal {
         let number = match &cut {
             // A segment that does not even have its header is begun anew.
             Some((path, 0, _)) => {
-                fs::remove_file(path).map_err(JournalError::io("remove", path))?;
+                let name = segment_name(so_far.segments);
+                dir.remove(&name).map_err(JournalError::io("remove", path))?;
                 so_far.segments
             }
             _ => so_far.segments.saturating_sub(1),
         };
-        let (path, file) = if number == so_far.segments {
-            new_segment(&dir, &run, &mut so_far)?
+        let (path, mut file, mut length) = if number == so_far.segments {
+            let (path, file) = new_segment(dir.as_ref(), &run, &mut so_far)?;
+            (path, file, SEGMENT_HEADER as u64)
         } else {
-            let path = segment_path(&dir, number);
-            let file = fs::OpenOptions::new().append(true).open(&path);
-            (path.clone(), file.map_err(JournalError::io("open", &path))?)
+            let path = segment_path(dir.as_ref(), number);
+            let opened = dir.append(&segment_name(number));
+            let (file, length) = opened.map_err(JournalError::io("open", &path))?;
+            (path, file, length)
         };
         if let Some((path, offset @ 1.., _)) = &cut {
-            file.set_len(*offset).map_err(JournalError::io("cut", path))?;
+            file.cut(*offset).map_err(JournalError::io("cut", path))?;
+            length = *offset;
         }
-        file.sync_all().map_err(JournalError::io("sync", &path))?;
-        let length = file.metadata().map_err(JournalError::io("read", &path))?.len();
-        let (limit, waiting) = (SEGMENT_BYTES, Vec::new());
+        file.sync().map_err(JournalError::io("sync", &path))?;
+        let waiting = Vec::new();
         let journal = Self { dir, run, path, file, length, limit, waiting, dirty: false, so_far };
         Ok((journal, recovered))
     }
@@ -124,7 +151,7 @@ impl Journal {
         let size = (header.len() + payload.len() + head.0.len()) as u64;
         if self.length > SEGMENT_HEADER as u64 && self.length + size > self.limit {
             self.sync()?;
-            (self.path, self.file) = new_segment(&self.dir, &self.run, &mut self.so_far)?;
+            (self.path, self.file) = new_segment(self.dir.as_ref(), &self.run, &mut self.so_far)?;
             self.length = SEGMENT_HEADER as u64;
         }
         for part in [&header[..], &payload, &head.0] {
@@ -148,7 +175,7 @@ impl Journal {
             return Ok(());
         }
         self.write()?;
-        self.file.sync_data().map_err(JournalError::io("sync", &self.path))?;
+        self.file.sync().map_err(JournalError::io("sync", &self.path))?;
         self.dirty = false;
         Ok(())
     }
@@ -162,16 +189,16 @@ impl Journal {
 
 /// Begins a segment; its name survives a crash from here on.
 fn new_segment(
-    dir: &Path,
+    dir: &dyn Folder,
     run: &RunId,
     so_far: &mut JournalRecord,
-) -> Result<(PathBuf, fs::File), JournalError> {
+) -> Result<(PathBuf, Box<dyn Sink>), JournalError> {
     let path = segment_path(dir, so_far.segments);
     let begin = || {
-        let mut file = fs::OpenOptions::new().append(true).create_new(true).open(&path)?;
+        let mut file = dir.create(&segment_name(so_far.segments))?;
         file.write_all(&segment_header(run, so_far.segments, &so_far.head))?;
-        file.sync_all()?;
-        fs::File::open(dir)?.sync_all()?;
+        file.sync()?;
+        dir.sync()?;
         Ok(file)
     };
     let file = begin().map_err(JournalError::io("create", &path))?;

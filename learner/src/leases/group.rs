@@ -52,7 +52,7 @@ pub(super) struct Grant {
 pub(super) struct Answer {
     pub(super) episode: EpisodeId,
     pub(super) actor: ActorId,
-    accepted: bool,
+    pub(super) accepted: bool,
 }
 
 /// One rollout slot. It waits where it has neither grant nor answer and is not lost.
@@ -78,6 +78,11 @@ impl Slot {
     /// The attempt number of its latest grant.
     pub(super) fn last_attempt(&self) -> u32 {
         self.attempts.saturating_sub(1)
+    }
+
+    /// The answer that waits for its verdict.
+    pub(super) fn pending(&self) -> Option<&Answer> {
+        self.answer.as_ref().filter(|answer| !answer.accepted)
     }
 
     pub(super) fn spent(&self) -> bool {
@@ -134,6 +139,25 @@ impl Slot {
         let refused = self.answer.take_if(|answer| answer.accepted);
         self.rejected.extend(refused);
         refused.is_some()
+    }
+
+    /// An actor held it, in an earlier life of the learner.
+    pub(super) fn held_before(&mut self, actor: ActorId, attempt: u32) {
+        self.attempts = self.attempts.max(attempt.saturating_add(1));
+        if !self.holders.contains(&actor) {
+            self.holders.push(actor);
+        }
+    }
+
+    /// It was answered in an earlier life of the learner.
+    pub(super) fn answered_before(&mut self, actor: ActorId, episode: EpisodeId, accepted: bool) {
+        let answer = Answer { episode, actor, accepted };
+        if accepted {
+            self.answer = Some(answer);
+        } else {
+            self.answer.take_if(|answer| answer.episode == episode);
+            self.rejected.push(answer);
+        }
     }
 
     pub(super) fn reject(&mut self) -> bool {

@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! granted  = submitted + failed + expired + outstanding
-//! received = accepted + rejected + pending        (unique answers)
+//! received = accepted + rejected + pending                         (unique answers)
+//! accepted = consumed + dropped_stale + given_up + ready           (see [`Balance`])
 //! ```
 //!
 //! The first answer to a lease is the one that counts, also when it comes late, from a grant that had
@@ -15,7 +16,9 @@
 //! different answer never counts. From another actor it is a [`Submission::Late`] duplicate of work;
 //! from the same actor it is a [`Submission::Equivocation`].
 
+mod balance;
 mod group;
+mod replay;
 mod retired;
 
 #[cfg(test)]
@@ -23,12 +26,13 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use protocol::{ActorId, EpisodeId, Lease, LeaseAttempt, LeaseId, RunId};
+use protocol::{ActorId, EpisodeId, Lease, LeaseAttempt, LeaseId, PolicyDigest, RunId};
 use serde::{Deserialize, Serialize};
 
 use group::{Grant, Group, Slot};
 use retired::Retired;
 
+pub use balance::Balance;
 pub use group::GroupOrder;
 
 /// What happened to leases so far.
@@ -58,6 +62,15 @@ pub struct LeaseCounts {
     pub groups_completed: u64,
     /// Groups that were dropped whole.
     pub groups_dropped: u64,
+    /// Accepted answers that were trained on or evaluated.
+    #[serde(default)]
+    pub consumed: u64,
+    /// Accepted answers that were too old when their turn came.
+    #[serde(default)]
+    pub dropped_stale: u64,
+    /// Accepted answers of groups that could not be completed.
+    #[serde(default)]
+    pub given_up: u64,
 }
 
 /// What an answer to a lease is.
@@ -175,6 +188,11 @@ impl LeaseBook {
         self.groups.len()
     }
 
+    /// Their numbers.
+    pub fn open_numbers(&self) -> Vec<u64> {
+        self.groups.keys().copied().collect()
+    }
+
     /// Opens a group: its leases wait to be granted.
     ///
     /// # Errors
@@ -183,8 +201,7 @@ impl LeaseBook {
         if order.generations == 0 {
             return Err(LeaseError::Empty(group));
         }
-        let known = self.groups.contains_key(&group) || self.taken.contains_key(&group);
-        if known || self.retired.contains(group) {
+        if self.knows(group) {
             return Err(LeaseError::Reopened(group));
         }
         let leases = (0..order.generations).map(|generation| LeaseId { group, generation });
@@ -267,10 +284,13 @@ impl LeaseBook {
         accepted
     }
 
-    /// The audit refused the answer to a lease. The lease waits again, unless it was granted as often
-    /// as allowed. Returns whether there was one to refuse.
+    /// The answer to a lease does not count. The lease waits again, unless it was granted as often as
+    /// allowed or its group is over. Returns whether there was one to refuse.
     pub fn reject(&mut self, lease: LeaseId) -> bool {
-        let rejected = self.slot_mut(lease).is_some_and(Slot::reject);
+        let rejected = match self.slot_mut(lease) {
+            Some(slot) => slot.reject(),
+            None => self.retired.judged(lease),
+        };
         if rejected {
             self.counts.rejected += 1;
             self.settle(lease);
@@ -282,6 +302,14 @@ impl LeaseBook {
     /// [confirmed](Self::confirm); until then it can be [opened again](Self::reopen).
     pub fn take_complete(&mut self) -> Option<CompleteGroup> {
         let (&group, _) = self.groups.iter().find(|(_, group)| group.complete())?;
+        self.take(group)
+    }
+
+    /// Takes this group, if its every rollout was accepted; as [`Self::take_complete`].
+    pub fn take(&mut self, group: u64) -> Option<CompleteGroup> {
+        if !self.groups.get(&group)?.complete() {
+            return None;
+        }
         let mut taken = self.groups.remove(&group)?;
         let revoke = taken.grants(group);
         self.counts.failed += revoke.len() as u64;
@@ -296,8 +324,54 @@ impl LeaseBook {
     pub fn confirm(&mut self, group: u64) -> bool {
         let Some(over) = self.taken.remove(&group) else { return false };
         self.counts.groups_completed += 1;
+        self.counts.consumed += over.accepted().len() as u64;
         self.retired.add(group, &over);
         true
+    }
+
+    /// A taken group is too old to count. Returns whether it was taken.
+    pub fn drop_stale(&mut self, group: u64) -> bool {
+        let Some(over) = self.taken.remove(&group) else { return false };
+        self.counts.groups_dropped += 1;
+        self.counts.dropped_stale += over.accepted().len() as u64;
+        self.retired.add(group, &over);
+        true
+    }
+
+    /// Whether a group is neither taken nor over.
+    pub fn is_open(&self, group: u64) -> bool {
+        self.groups.contains_key(&group)
+    }
+
+    /// Whether a group was opened, now or before.
+    pub fn knows(&self, group: u64) -> bool {
+        self.is_open(group) || self.taken.contains_key(&group) || self.retired.contains(group)
+    }
+
+    /// Whether an answer waits for its verdict.
+    pub fn is_pending(&self, lease: LeaseId, episode: EpisodeId) -> bool {
+        match self.slot(lease) {
+            Some(slot) => slot.pending().is_some_and(|answer| answer.episode == episode),
+            None => self.retired.is_pending(lease, episode),
+        }
+    }
+
+    /// The policy that plays a group which is not over.
+    pub fn policy(&self, group: u64) -> Option<PolicyDigest> {
+        let open = self.groups.get(&group).or(self.taken.get(&group));
+        open.map(|group| group.order().policy)
+    }
+
+    /// The policies of groups that are open.
+    pub fn policies(&self) -> BTreeSet<PolicyDigest> {
+        self.groups.values().map(|group| group.order().policy).collect()
+    }
+
+    /// A lease of a group that is not over, as its latest issue.
+    pub fn lease(&self, id: LeaseId) -> Option<Lease> {
+        let group = self.groups.get(&id.group).or(self.taken.get(&id.group))?;
+        let slot = group.slot(id.generation)?;
+        Some(group.lease(self.run, id, slot.last_attempt()))
     }
 
     /// Answers of a taken group turn out not to count: their leases wait again, unless they were
@@ -330,7 +404,9 @@ impl LeaseBook {
         self.waiting.retain(|id| id.group != group);
         self.counts.groups_dropped += 1;
         let revoke = self.retire(group, &over);
-        let unused = over.accepted().into_iter().map(|(episode, _)| episode).collect();
+        let unused: Vec<EpisodeId> =
+            over.accepted().into_iter().map(|(episode, _)| episode).collect();
+        self.counts.given_up += unused.len() as u64;
         Some(DroppedGroup { group, revoke, unused })
     }
 
@@ -354,6 +430,11 @@ impl LeaseBook {
         self.groups.iter().flat_map(|(group, it)| {
             it.slots().map(|(generation, slot)| (LeaseId { group: *group, generation }, slot))
         })
+    }
+
+    fn slot(&self, lease: LeaseId) -> Option<&Slot> {
+        let group = self.groups.get(&lease.group);
+        group.or(self.taken.get(&lease.group))?.slot(lease.generation)
     }
 
     fn slot_mut(&mut self, lease: LeaseId) -> Option<&mut Slot> {

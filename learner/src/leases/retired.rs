@@ -14,6 +14,7 @@ pub(super) struct Retired {
     /// Runs of group numbers: first to last.
     ranges: BTreeMap<u64, u64>,
     answers: BTreeMap<u64, Vec<Option<Answer>>>,
+    pending: usize,
 }
 
 impl Retired {
@@ -22,7 +23,9 @@ impl Retired {
     }
 
     pub(super) fn add(&mut self, group: u64, over: &Group) {
-        let answers = over.slots().map(|(_, slot)| slot.answer().copied()).collect();
+        let answers: Vec<Option<Answer>> =
+            over.slots().map(|(_, slot)| slot.answer().copied()).collect();
+        self.pending += answers.iter().flatten().filter(|answer| !answer.accepted).count();
         self.answers.insert(group, answers);
         if self.answers.len() > REMEMBERED {
             self.answers.pop_first();
@@ -40,6 +43,34 @@ impl Retired {
             last = end;
         }
         self.ranges.insert(first, last);
+    }
+
+    /// Answers that wait for a verdict.
+    pub(super) fn pending(&self) -> usize {
+        self.pending
+    }
+
+    fn answer(&self, lease: LeaseId) -> Option<&Answer> {
+        let slot = usize::try_from(lease.generation).ok()?;
+        self.answers.get(&lease.group)?.get(slot)?.as_ref()
+    }
+
+    pub(super) fn is_pending(&self, lease: LeaseId, episode: EpisodeId) -> bool {
+        self.answer(lease).is_some_and(|it| !it.accepted && it.episode == episode)
+    }
+
+    /// The verdict on an answer came after its group was over. Returns whether one waited for it.
+    pub(super) fn judged(&mut self, lease: LeaseId) -> bool {
+        let Ok(slot) = usize::try_from(lease.generation) else { return false };
+        let answers = self.answers.get_mut(&lease.group);
+        match answers.and_then(|answers| answers.get_mut(slot)) {
+            Some(Some(answer)) if !answer.accepted => {
+                answer.accepted = true;
+                self.pending -= 1;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// What an answer to a lease is whose group is not open.

@@ -10,6 +10,9 @@
 //!           -  entropy_coef mean over all tokens of the entropy
 //! ```
 //!
+//! With importance weights w (of tokens that an older policy sampled) each token's `l` is multiplied by
+//! its w, and a sequence's by the mean of its tokens' w; the KL term and the bonus are not.
+//!
 //! What else distinguishes the algorithms is the weight alone, and [`Denominator`] is the one place
 //! where it is decided. It is made from the totals of the whole optimizer step, over micro-batches and
 //! ranks, so that the losses and gradients of the parts add up to those of the whole.
@@ -62,6 +65,8 @@ pub struct LossRow<'a> {
     pub entropy: Option<&'a [f64]>,
     /// What it was worth.
     pub advantage: Advantage<'a>,
+    /// Importance weight of each token, where an older policy sampled it: see [`importance_weights`].
+    pub importance: Option<&'a [f64]>,
 }
 
 impl LossRow<'_> {
@@ -189,6 +194,7 @@ fn check_columns(config: &LossConfig, row: usize, it: &LossRow<'_>) -> Result<()
         ("mask", it.mask.map(<[bool]>::len)),
         ("entropy", it.entropy.map(<[f64]>::len)),
         ("the advantage", advantages),
+        ("the importance weights", it.importance.map(<[f64]>::len)),
     ];
     for (column, found) in columns {
         if let Some(found) = found.filter(|found| *found != expected) {
@@ -245,7 +251,11 @@ fn row_loss(
         if let (Surrogate::Clipped, Advantage::Rollout(advantage)) =
             (config.surrogate, row.advantage)
         {
-            let term = clipped(config, ratio, advantage, &mut sums.stats);
+            let mut term = clipped(config, ratio, advantage, &mut sums.stats);
+            if let Some(importance) = row.importance {
+                let own = importance.iter().enumerate().filter(|(token, _)| row.counts(*token));
+                term.scale(own.map(|(_, weight)| weight).sum::<f64>() / counted as f64);
+            }
             sums.policy += weights.rollout * finite(term.value, "the loss", index, first)?;
             slope = weights.rollout * share * term.slope;
         } else {
@@ -280,6 +290,9 @@ fn row_loss(
             }
             Surrogate::Clipped => {}
         }
+        if let Some(weight) = row.importance.and_then(|column| column.get(token)) {
+            own.scale(*weight);
+        }
         sums.policy += weights.token * finite(own.value, "the loss", index, token)?;
         if let Some(reference) = row.logp_ref.and_then(|column| column.get(token)) {
             let (kl, kl_slope) = config.kl_estimator.of(*logp, *reference);
@@ -304,6 +317,20 @@ fn row_loss(
 struct Term {
     value: f64,
     slope: f64,
+}
+
+impl Term {
+    fn scale(&mut self, weight: f64) {
+        self.value *= weight;
+        self.slope *= weight;
+    }
+}
+
+/// Truncated importance weights: `min(exp(logp - logp_behaviour), cap)` of each token, for the policy that
+/// learns (before its update) and the one that sampled. As TRL's correction and verl's token-level one;
+/// the truncation is IMPALA's (arXiv 1802.01561).
+pub fn importance_weights(logp: &[f64], logp_behaviour: &[f64], cap: f64) -> Vec<f64> {
+    logp.iter().zip(logp_behaviour).map(|(new, old)| (new - old).exp().min(cap)).collect()
 }
 
 fn clipped(config: &LossConfig, ratio: f64, advantage: f64, stats: &mut LossStats) -> Term {

@@ -30,6 +30,7 @@ impl Rollout {
             mask: Some(&self.mask),
             entropy: None,
             advantage: self.advantage.into(),
+            importance: None,
         }
     }
 }
@@ -199,6 +200,7 @@ fn one(logp: f64, old: f64, reference: Option<f64>, advantage: f64, beta: f64) -
         mask: None,
         entropy: None,
         advantage: advantage.into(),
+        importance: None,
     };
     let denominator =
         Denominator::new(Aggregation::SeqMeanTokenMean, StepTotals::of(&[row]), 1).expect("tokens");

@@ -352,6 +352,7 @@ impl Round<'_> {
                 mask: None,
                 entropy: None,
                 advantage: Advantage::Rollout(self.rows.sampled.get(*row).map_or(0.0, |it| it.adv)),
+                importance: None,
             })
             .collect();
         let denominator =

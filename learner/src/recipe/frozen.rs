@@ -107,8 +107,20 @@ impl Frozen {
 /// # Errors
 /// It exists, or contains or lies inside of one of `inputs`.
 pub(crate) fn check_output(output: &Path, inputs: &[&Frozen]) -> Result<PathBuf, RecipeError> {
+    check_apart(output, inputs, false)
+}
+
+/// The same; with `resume` it may be there already.
+///
+/// # Errors
+/// As [`check_output`].
+pub(crate) fn check_apart(
+    output: &Path,
+    inputs: &[&Frozen],
+    resume: bool,
+) -> Result<PathBuf, RecipeError> {
     let output = resolved(output);
-    if output.symlink_metadata().is_ok() {
+    if !resume && output.symlink_metadata().is_ok() {
         return Err(RecipeError::conflict(
             "output_dir",
             format!("{} exists already", output.display()),

@@ -35,7 +35,7 @@ pub use conversations::{Conversation, read_conversations};
 pub use dataset::{TaskRow, check_disjoint, read_tasks};
 pub use error::RecipeError;
 pub use frozen::Frozen;
-pub(crate) use frozen::check_output;
+pub(crate) use frozen::{check_apart, check_output};
 pub use lora::LoraSettings;
 pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};

@@ -5,7 +5,9 @@ use protocol::{ComputeDtype, OnMalformed, Sampling};
 use serde::Serialize;
 
 use super::{
-    AlgorithmSettings, OptimizerSettings, RecipeError, sampling::SamplingSettings, section::Section,
+    AlgorithmSettings, OptimizerSettings, RecipeError,
+    sampling::SamplingSettings,
+    section::{Bounds, Section},
 };
 use crate::advantage::{AdvantageError, GroupAdvantages, relative_advantages};
 
@@ -53,9 +55,27 @@ pub struct TrainingSettings {
     pub on_malformed: OnMalformed,
     /// What a rejected episode does. Default `abort`.
     pub failure_policy: FailurePolicy,
+    /// Updates that the policy of an episode may be behind, 0 to 64. Default 0: every episode is sampled
+    /// by the policy that learns from it.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub staleness: u32,
+    /// Bound of the importance weights of episodes that are behind, 1 to 1,000. Default 2.
+    #[serde(skip_serializing_if = "is_default_cap")]
+    pub importance_sampling_cap: f64,
 }
 
-const OWN_KEYS: [&str; 22] = [
+/// As TRL's and verl's.
+pub(super) const IMPORTANCE_SAMPLING_CAP: f64 = 2.0;
+
+fn is_zero(staleness: &u32) -> bool {
+    *staleness == 0
+}
+
+fn is_default_cap(cap: &f64) -> bool {
+    cap.to_bits() == IMPORTANCE_SAMPLING_CAP.to_bits()
+}
+
+const OWN_KEYS: [&str; 24] = [
     "max_steps",
     "num_generations",
     "per_device_train_batch_size",
@@ -78,6 +98,8 @@ const OWN_KEYS: [&str; 22] = [
     "compute_dtype",
     "on_malformed",
     "failure_policy",
+    "staleness",
+    "importance_sampling_cap",
 ];
 
 const KEYS: [&str; OWN_KEYS.len() + AlgorithmSettings::KEYS.len()] = {
@@ -144,7 +166,20 @@ impl TrainingSettings {
                     ("quarantine", FailurePolicy::Quarantine),
                 ],
             )?,
+            staleness: section.u32("staleness", Some(0), 0..=64)?,
+            importance_sampling_cap: section.f64(
+                "importance_sampling_cap",
+                IMPORTANCE_SAMPLING_CAP,
+                Bounds::closed(1.0, 1000.0),
+            )?,
         };
+        if section.value("importance_sampling_cap").is_some() && settings.staleness == 0 {
+            return Err(RecipeError::conflict(
+                &section.at("importance_sampling_cap"),
+                "no episode is behind where training.staleness is 0",
+                "remove it or set training.staleness",
+            ));
+        }
         let (groups, parts) = (settings.groups_per_step(), settings.algorithm.num_mini_batches);
         if !groups.is_multiple_of(parts) {
             return Err(RecipeError::conflict(
@@ -161,6 +196,11 @@ impl TrainingSettings {
         // A batch is at least one group, and both factors are small.
         (self.per_device_train_batch_size / self.num_generations.max(1))
             .saturating_mul(self.gradient_accumulation_steps)
+    }
+
+    /// The optimizer steps behind the policy that plays the groups of step `step` (from 0).
+    pub fn played_at(&self, step: u64) -> u64 {
+        step.saturating_sub(u64::from(self.staleness))
     }
 
     /// The limits of its episodes.

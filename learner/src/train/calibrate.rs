@@ -92,7 +92,8 @@ pub fn calibrate(
     let generations = u64::from(plan.recipe.training.num_generations);
     let adapter = options.adapter.as_deref();
     let alone = Ranks::alone();
-    let mut learner = Learner::start(plan, network, adapter, alone, runtime, interrupt, progress)?;
+    let mut learner =
+        Learner::start(plan, network, adapter, None, alone, runtime, interrupt, progress)?;
     let mut order = TaskOrder::new(learner.plan().run, &learner.plan().train);
     let groups = options.episodes.div_ceil(generations);
     let mut found: BTreeMap<String, Vec<SamplingEvidence>> = BTreeMap::new();

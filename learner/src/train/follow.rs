@@ -2,6 +2,8 @@
 //! hands every rank the audited groups of a step, each computes its part of the update, and all end up
 //! with the same policy.
 
+use std::collections::VecDeque;
+
 use policy::{
     device::DeviceChoice,
     model::{Adapter, Checkpoint, Decoder, ModelError},
@@ -12,8 +14,8 @@ use serde::{Deserialize, Serialize};
 use terminal::Failure;
 
 use super::{
-    online::reference,
-    update::{Critic, Student, UpdateGroup, UpdateSettings, adamw, update},
+    online::{Recent, reference},
+    update::{Critic, Outcome, Student, UpdateGroup, UpdateSettings, adamw, update},
 };
 use crate::{plan::Plan, ranks::Ranks, sft::load_dtype};
 
@@ -28,6 +30,8 @@ enum Word {
         optimizer: Vec<u8>,
         /// The value head's bytes and those of its optimizer.
         critic: Option<[Vec<u8>; 2]>,
+        /// Adapters of policies before it that groups may have been played by, oldest first.
+        older: Vec<Vec<u8>>,
     },
     /// Make a step's updates.
     Update {
@@ -49,6 +53,8 @@ struct Group {
     episodes: Vec<Vec<u8>>,
     rewards: Vec<f64>,
     advantages: Vec<f64>,
+    /// Updates between the policy that played it and the newest.
+    behind: u64,
 }
 
 fn say(ranks: &mut Ranks, word: &Word) -> Result<(), Failure> {
@@ -71,6 +77,7 @@ pub(super) fn share_start(
     adapter: &Adapter,
     optimizer: &Optimizer,
     critic: Option<&Critic>,
+    recent: &VecDeque<Recent>,
 ) -> Result<(), Failure> {
     if ranks.world() == 1 {
         return Ok(());
@@ -82,6 +89,7 @@ pub(super) fn share_start(
         adapter: adapter.to_safetensors().map_err(Failure::fault)?,
         optimizer: optimizer.to_bytes().map_err(Failure::fault)?,
         critic: critic.transpose().map_err(Failure::fault)?,
+        older: recent.iter().rev().skip(1).rev().map(|it| it.bytes.clone()).collect(),
     };
     say(ranks, &start)
 }
@@ -91,17 +99,19 @@ pub(super) fn share_update(
     ranks: &mut Ranks,
     settings: &UpdateSettings,
     groups: &[UpdateGroup<'_>],
+    behind: &[u64],
 ) -> Result<(), Failure> {
     if ranks.world() == 1 {
         return Ok(());
     }
     let mut shared = Vec::with_capacity(groups.len());
-    for group in groups {
+    for (group, behind) in groups.iter().zip(behind) {
         let episodes = group.episodes.iter().map(|episode| episode.encode());
         shared.push(Group {
             episodes: episodes.collect::<Result<_, _>>().map_err(Failure::fault)?,
             rewards: group.rewards.clone(),
             advantages: group.advantages.clone(),
+            behind: *behind,
         });
     }
     let examine = settings.examine.is_some();
@@ -128,6 +138,8 @@ struct Follower {
     adapter: Adapter,
     optimizer: Optimizer,
     critic: Option<Critic>,
+    /// Policies before this one that groups may have been played by, oldest first.
+    older: VecDeque<Adapter>,
 }
 
 impl Follower {
@@ -143,6 +155,7 @@ impl Follower {
             optimizer: adamw(&recipe.training.optimizer),
             critic: Critic::of(&recipe.training, &decoder),
             reference: reference(recipe, &decoder)?,
+            older: VecDeque::new(),
             decoder,
         })
     }
@@ -150,8 +163,10 @@ impl Follower {
     fn run(&mut self, plan: &Plan, ranks: &mut Ranks) -> Result<(), Failure> {
         loop {
             match hear(ranks)? {
-                Word::Start { adapter, optimizer, critic } => {
+                Word::Start { adapter, optimizer, critic, older } => {
                     self.start(&adapter, &optimizer, critic)?;
+                    let older = older.iter().map(|it| Adapter::from_safetensors(it, &self.decoder));
+                    self.older = older.collect::<Result<_, _>>().map_err(Failure::fault)?;
                 }
                 Word::Update { step, examine, groups } => {
                     self.update(plan, step, examine, &groups, ranks)?;
@@ -200,6 +215,11 @@ impl Follower {
             let decoded = group.episodes.iter().map(|body| Episode::decode(body));
             episodes.push(decoded.collect::<Result<_, _>>().map_err(Failure::fault)?);
         }
+        let older = &self.older;
+        let behaviour = |behind: u64| {
+            let at = older.len().checked_sub(usize::try_from(behind).unwrap_or(usize::MAX))?;
+            older.get(at)
+        };
         let groups: Vec<UpdateGroup<'_>> = groups
             .iter()
             .zip(&episodes)
@@ -208,8 +228,10 @@ impl Follower {
                 rewards: group.rewards.clone(),
                 advantages: group.advantages.clone(),
                 images: plan.images.as_ref(),
+                behaviour: behaviour(group.behind),
             })
             .collect();
+        let before = self.adapter.clone();
         let student = Student {
             decoder: &self.decoder,
             reference: self.reference.as_ref(),
@@ -218,7 +240,13 @@ impl Follower {
             critic: self.critic.as_mut(),
         };
         // Rank 0 decides on the evidence, and is not here.
-        update(student, &settings, &groups, &mut |_, _, _| Ok(()), ranks)?;
+        let outcome = update(student, &settings, &groups, &mut |_, _, _| Ok(()), ranks)?;
+        if let Outcome::Updated(_) = outcome {
+            self.older.push_back(before);
+            while self.older.len() > training.staleness as usize {
+                self.older.pop_front();
+            }
+        }
         Ok(())
     }
 }

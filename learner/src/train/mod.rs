@@ -2,9 +2,12 @@
 
 pub mod calibrate;
 pub mod collect;
+pub mod earlier;
 pub mod follow;
+pub mod intake;
 pub mod online;
 pub mod record;
+pub mod replay;
 pub mod run;
 mod step;
 pub mod update;

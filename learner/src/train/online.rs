@@ -1,10 +1,14 @@
 //! The online loop: publish a policy, collect audited groups, update, and again.
+//!
+//! With a staleness of k the groups of a step are ordered k updates before their turn, under the policy of
+//! that time, and played while the learner updates. Which groups a step learns from, and which policy
+//! played them, follows from the recipe alone: what finishes first does not come first.
 
 use std::{
+    collections::{HashMap, VecDeque},
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
-    time::Instant,
 };
 
 use policy::{
@@ -18,9 +22,12 @@ use protocol::{
 use terminal::{Failure, Interrupt, Progress};
 
 use super::{
-    collect::{CollectCounts, Collector, CollectorParts},
+    collect::{Collector, CollectorParts},
+    earlier::Earlier,
     follow::{share_end, share_start},
-    record::{Evaluated, evaluated, line},
+    intake::{CollectCounts, Intake, Rules},
+    record::{Evaluated, evaluated},
+    replay::MAX_ATTEMPTS,
     update::{Critic, adamw},
     watcher::Watcher,
 };
@@ -32,7 +39,7 @@ use crate::{
     curriculum::{TaskOrder, episode_seed, evaluation_group},
     files::{EpisodeContext, PolicyFiles, RunDirectory},
     keys::Keys,
-    leases::{GroupOrder, LeaseBook},
+    leases::{Balance, GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
     plan::Plan,
     ranks::Ranks,
@@ -40,9 +47,6 @@ use crate::{
     serve::Server,
     sft::load_dtype,
 };
-
-/// How often a lease is granted before its group is given up.
-const MAX_ATTEMPTS: u32 = 8;
 
 /// What the command line adds to the recipe.
 #[derive(Clone, Debug)]
@@ -65,6 +69,8 @@ pub struct TrainOptions {
     pub identity: Option<PathBuf>,
     /// Milliseconds that an actor has for an episode.
     pub lease_ms: u64,
+    /// Go on with the run that lies where this one is to be written.
+    pub resume: bool,
 }
 
 impl TrainOptions {
@@ -91,9 +97,22 @@ pub struct Learner {
     pub(super) collector: Collector,
     pub(super) judge: SamplingJudge,
     pub(super) step: u32,
-    pub(super) policy: PolicyDigest,
-    pub(super) adapter_digest: Digest,
+    /// The policies that groups may have been played by: the newest and as many before it as the
+    /// staleness says, oldest first.
+    pub(super) recent: VecDeque<Recent>,
     pub(super) rounds: u32,
+    /// The adapter that the run starts from.
+    pub(super) first: Adapter,
+    pub(super) before: Option<Evaluated>,
+    pub(super) after: Option<Evaluated>,
+    pub(super) seconds: f64,
+}
+
+/// A policy that was announced.
+pub(super) struct Recent {
+    pub(super) manifest: AdapterManifest,
+    pub(super) bytes: Vec<u8>,
+    pub(super) adapter: Adapter,
 }
 
 impl Learner {
@@ -105,6 +124,7 @@ impl Learner {
         plan: Plan,
         options: TrainOptions,
         adapter: Option<&Path>,
+        earlier: Option<Earlier>,
         ranks: Ranks,
         runtime: &tokio::runtime::Runtime,
         interrupt: Interrupt,
@@ -125,6 +145,21 @@ impl Learner {
         .map_err(Failure::mistake)?;
         let reference = reference(recipe, &decoder)?;
         let auditor = Auditor::new(plan.audit_terms()).map_err(Failure::mistake)?;
+        let rules = Rules {
+            failure_policy: recipe.training.failure_policy,
+            quarantine_after: recipe.audit.quarantine_after,
+            staleness: u64::from(recipe.training.staleness),
+        };
+        let (intake, weights) = match earlier {
+            None => {
+                let book = LeaseBook::new(plan.run, MAX_ATTEMPTS);
+                (Intake::new(book, rules, HashMap::new()), None)
+            }
+            Some(earlier) => {
+                let (intake, weights) = earlier.go_on(plan.run, rules, &auditor)?;
+                (intake, Some(weights))
+            }
+        };
         let keys = Keys::open(options.identity.as_deref()).map_err(Failure::mistake)?;
         let (listen, host) = (options.listen, &options.host);
         let server = Server::start(runtime, listen, host, keys, admission(&plan))
@@ -135,22 +170,19 @@ impl Learner {
             progress.record("listening", &serde_json::json!({"join": join}));
         }
         let local = start_local_actors(&plan, &options, join)?;
-        let book = LeaseBook::new(plan.run, MAX_ATTEMPTS);
-        let failure_policy = recipe.training.failure_policy;
         let collector = Collector::new(CollectorParts {
             server,
             audits: AuditPool::new(auditor).map_err(Failure::fault)?,
-            book,
+            intake,
             local,
             interrupt,
-            failure_policy,
-            quarantine_after: recipe.audit.quarantine_after,
         });
         let optimizer = adamw(&recipe.training.optimizer);
         let critic = Critic::of(&recipe.training, &decoder);
         let mut learner = Self {
             options,
             decoder,
+            first: adapter.clone(),
             adapter,
             optimizer,
             critic,
@@ -159,26 +191,47 @@ impl Learner {
             collector,
             judge,
             step: 0,
-            policy: PolicyDigest::new(&plan.model.weights, &Digest::of(b"")),
-            adapter_digest: Digest::of(b""),
+            recent: VecDeque::new(),
             rounds: 0,
+            before: None,
+            after: None,
+            seconds: 0.0,
             plan,
         };
-        learner.publish(None)?;
-        let Self { ranks, adapter, optimizer, critic, .. } = &mut learner;
-        share_start(ranks, adapter, optimizer, critic.as_ref())?;
+        match weights {
+            None => {
+                let newest = learner.broadcast()?;
+                learner.publish(newest);
+            }
+            Some(weights) => weights.put_back(&mut learner)?,
+        }
+        let Self { ranks, adapter, optimizer, critic, recent, .. } = &mut learner;
+        share_start(ranks, adapter, optimizer, critic.as_ref(), recent)?;
         Ok(learner)
     }
 
     /// The policy's adapter and its digest.
     pub fn adapter(&self) -> (&Adapter, Digest) {
-        (&self.adapter, self.adapter_digest)
+        let digest = self.recent.back().map(|it| it.manifest.adapter);
+        (&self.adapter, digest.unwrap_or(Digest([0; 32])))
+    }
+
+    /// The adapter that the run started from.
+    pub fn first_adapter(&self) -> &Adapter {
+        &self.first
+    }
+
+    /// The policy that plays.
+    pub(super) fn policy(&self) -> PolicyDigest {
+        let newest = self.recent.back().map(|it| it.manifest.policy);
+        newest.unwrap_or(PolicyDigest(Digest([0; 32])))
     }
 
     /// What is written of the policy, for a base model of this name.
     pub fn policy_files<'a>(&'a self, base: &'a str) -> PolicyFiles<'a> {
         let value_head = self.critic.as_ref().map(|critic| &critic.head);
-        PolicyFiles { adapter: &self.adapter, digest: self.adapter_digest, base, value_head }
+        let (adapter, digest) = self.adapter();
+        PolicyFiles { adapter, digest, base, value_head }
     }
 
     /// The adapter's files are written for the base model under this name.
@@ -201,46 +254,73 @@ impl Learner {
         self.collector.counts()
     }
 
-    /// Announces the adapter as it is now, and keeps it before anyone can play it.
-    pub(super) fn publish(&mut self, files: Option<&mut RunDirectory>) -> Result<(), Failure> {
-        let (manifest, bytes) = self.broadcast()?;
-        self.policy = manifest.policy;
-        self.adapter_digest = manifest.adapter;
-        if let Some(files) = files {
-            files.policy(&manifest, &bytes).map_err(Failure::fault)?;
-        }
-        self.collector.publish(manifest, bytes);
-        Ok(())
+    /// Where every answer is.
+    pub fn balance(&self) -> Balance {
+        self.collector.balance()
     }
 
-    fn broadcast(&self) -> Result<(AdapterManifest, Vec<u8>), Failure> {
+    /// Seconds of training, evaluations left out.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// The first and the last evaluation.
+    pub fn evaluations(&self) -> (Option<Evaluated>, Option<Evaluated>) {
+        (self.before, self.after)
+    }
+
+    /// Announces a policy. It is kept before anyone can play it: see [`RunDirectory::policy`].
+    pub(super) fn publish(&mut self, newest: Recent) {
+        self.collector.publish(newest.manifest.clone(), newest.bytes.clone());
+        self.recent.push_back(newest);
+        while self.recent.len() > self.plan.recipe.training.staleness as usize + 1 {
+            self.recent.pop_front();
+        }
+    }
+
+    /// The adapter as it is now, ready to be announced.
+    pub(super) fn broadcast(&self) -> Result<Recent, Failure> {
         let bytes = self.adapter.to_safetensors().map_err(Failure::fault)?;
         let step = u64::from(self.step);
         let manifest = AdapterManifest::build(step, &self.plan.model.weights, &bytes);
-        Ok((manifest.map_err(Failure::fault)?, bytes))
+        let manifest = manifest.map_err(Failure::fault)?;
+        Ok(Recent { manifest, bytes, adapter: self.adapter.clone() })
     }
 
-    /// Keeps the adapter that the run starts from, where it is computed, and by which bounds it judges.
-    ///
-    /// # Errors
-    /// The run's directory cannot be written.
-    pub fn keep_first(&self, files: &mut RunDirectory) -> Result<(), Failure> {
-        let (manifest, bytes) = self.broadcast()?;
+    /// Says where the run is computed, and by which bounds it judges.
+    pub fn describe(&self, files: &mut RunDirectory) {
         self.collector.log_joins(files.path());
         files.judged_by(&self.judge);
         files.computed_on(&self.options.device.resolve().to_string());
-        files.policy(&manifest, &bytes).map_err(Failure::fault)
+    }
+
+    /// Keeps the adapter that the run starts from, and commits that nothing was done yet.
+    ///
+    /// # Errors
+    /// The run's directory cannot be written.
+    pub fn keep_first(&mut self, files: &mut RunDirectory) -> Result<(), Failure> {
+        let Recent { manifest, bytes, .. } = self.broadcast()?;
+        files.policy(&manifest, &bytes).map_err(Failure::fault)?;
+        self.commit(files)
     }
 
     fn order(&self, row: &TaskRow, group: u64, sampling: Sampling, generations: u32) -> GroupOrder {
         GroupOrder {
             task: row.task.clone(),
             seed: episode_seed(self.plan.run, row, group),
-            policy: self.policy,
+            policy: self.policy(),
             sampling,
             generations,
             deadline_ms: self.options.lease_ms,
         }
+    }
+
+    /// Whether the recipe wants an evaluation before anything else is done.
+    pub fn evaluation_due(&self) -> bool {
+        let Some(evaluation) = &self.plan.recipe.evaluation else { return false };
+        let last = self.plan.recipe.training.max_steps;
+        let between = self.step.min(last - 1).checked_div(evaluation.every).unwrap_or_default();
+        self.rounds < 1 + between + u32::from(self.step == last)
     }
 
     /// Success on the held-out tasks; nothing where the recipe has none.
@@ -254,31 +334,39 @@ impl Learner {
     ) -> Result<Option<Evaluated>, Failure> {
         let Some(evaluation) = self.plan.recipe.evaluation.clone() else { return Ok(None) };
         let round = self.rounds;
-        self.rounds += 1;
         let (sampling, generations) =
             (evaluation.sampling.to_sampling(), evaluation.num_generations);
-        let orders = (0..)
+        let orders: Vec<(u64, GroupOrder)> = (0..)
             .zip(&self.plan.eval)
             .map(|(index, row)| {
                 let group = evaluation_group(round, index);
                 (group, self.order(row, group, sampling, generations))
             })
             .collect();
+        let numbers: Vec<u64> = orders.iter().map(|(group, _)| *group).collect();
         let mut watcher = Watcher {
             files: files.as_deref_mut(),
             progress,
             position: u64::from(self.step),
             what: "evaluating".into(),
+            ordered: orders.len() * generations as usize,
         };
-        let groups = self.collector.collect(orders, &mut watcher)?;
+        // Those of a learner that ended in the middle are there already.
+        let fresh = orders.into_iter().filter(|(group, _)| !self.collector.knows(*group));
+        self.collector.order(fresh.collect(), &mut watcher)?;
+        let groups = self.collector.collect(&numbers, &mut watcher)?;
         self.collector.confirm(&groups);
-        let context = EpisodeContext { step: self.step, advantages: None, sampling: &[] };
+        self.rounds += 1;
+        let step = self.step;
+        let context = EpisodeContext { step, policy_step: step, advantages: None, sampling: &[] };
         for group in &groups {
             if let Some(files) = files.as_deref_mut() {
                 files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
             }
         }
         let evaluated = evaluated(&groups);
+        self.before.get_or_insert(evaluated);
+        self.after = Some(evaluated);
         if let Some(files) = files {
             let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
             files.metrics(&record).map_err(Failure::fault)?;
@@ -286,6 +374,7 @@ impl Learner {
             files
                 .keep_best(self.step, self.policy_files(&base), &evaluated)
                 .map_err(Failure::fault)?;
+            self.commit(files)?;
         }
         let milestones = evaluated
             .milestone_reward
@@ -311,9 +400,17 @@ impl Learner {
     ) -> Result<Vec<(String, SamplingEvidence)>, Failure> {
         let settings = self.plan.recipe.training;
         let position = groups.start * u64::from(settings.num_generations);
-        let orders = self.training_orders(groups, order);
-        let mut watcher = Watcher { files: None, progress, position, what: "calibrating".into() };
-        let groups = self.collector.collect(orders, &mut watcher)?;
+        let orders = self.training_orders(groups.clone(), order);
+        let numbers: Vec<u64> = groups.collect();
+        let mut watcher = Watcher {
+            files: None,
+            progress,
+            position,
+            what: "calibrating".into(),
+            ordered: numbers.len() * settings.num_generations as usize,
+        };
+        self.collector.order(orders, &mut watcher)?;
+        let groups = self.collector.collect(&numbers, &mut watcher)?;
         self.collector.confirm(&groups);
         let mut found = Vec::new();
         for group in &groups {
@@ -335,45 +432,13 @@ impl Learner {
     ) -> Vec<(u64, GroupOrder)> {
         let settings = self.plan.recipe.training;
         groups
+            .filter(|group| !self.collector.knows(*group))
             .filter_map(|group| {
                 let row = &self.plan.train[order.row(group)?];
                 let generations = settings.num_generations;
                 Some((group, self.order(row, group, settings.sampling(), generations)))
             })
             .collect()
-    }
-
-    /// Trains to the last step of the recipe.
-    ///
-    /// # Errors
-    /// As [`Collector::collect`]; a failing device; a run directory that cannot be written.
-    pub fn train(
-        &mut self,
-        files: &mut RunDirectory,
-        progress: &mut Progress,
-    ) -> Result<f64, Failure> {
-        let settings = self.plan.recipe.training;
-        let every = self.plan.recipe.evaluation.as_ref().map_or(0, |it| it.every);
-        let mut order = TaskOrder::new(self.plan.run, &self.plan.train);
-        let mut seconds = 0.0;
-        progress.start("train", u64::from(settings.max_steps));
-        while self.step < settings.max_steps {
-            let started = Instant::now();
-            let record = self.one_step(&mut order, files, progress)?;
-            seconds += started.elapsed().as_secs_f64();
-            files.step(&record, record.update.grad_norm).map_err(Failure::fault)?;
-            progress.at(
-                u64::from(record.step),
-                &line(&record, settings.max_steps),
-                "step",
-                &record,
-            );
-            if every > 0 && self.step.is_multiple_of(every) && self.step < settings.max_steps {
-                self.evaluate(Some(&mut *files), progress)?;
-            }
-        }
-        progress.end();
-        Ok(seconds)
     }
 
     /// Ends the run for every actor.

@@ -1,13 +1,13 @@
 //! What a step or an evaluation amounts to, as metrics and as lines for people.
 
 use protocol::{CallKind, PolicyDigest};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{collect::CollectedGroup, update::UpdateReport};
+use super::{intake::CollectedGroup, update::UpdateReport};
 use crate::audit::sampling::Flagged;
 
 /// How well the policy does on held-out tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
     /// Share of episodes with strict success.
     pub success: f64,

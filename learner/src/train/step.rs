@@ -1,13 +1,20 @@
 //! One step of the online loop: collect audited groups, learn from them, publish the new policy.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
+use policy::model::Adapter;
+use protocol::PolicyDigest;
 use terminal::{Failure, Progress};
 
 use super::{
-    collect::CollectedGroup,
     follow::share_update,
-    online::Learner,
+    intake::CollectedGroup,
+    online::{Learner, Recent},
     record::{SamplingSummary, StepRecord, evaluated},
     update::{Outcome, Refusal, Student, UpdateGroup, UpdateReport, UpdateSettings, update},
     watcher::Watcher,
@@ -21,6 +28,23 @@ use crate::{
     curriculum::TaskOrder,
     files::{EpisodeContext, RunDirectory},
 };
+
+/// How long the coordinator waits for events before it looks at the update again.
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// The policy that played a group.
+fn policy_of(group: &CollectedGroup) -> Option<PolicyDigest> {
+    group.rollouts.first().map(|it| it.episode.policy)
+}
+
+/// The adapter that played a group, where it is not the newest.
+fn behaviour<'a>(recent: &'a VecDeque<Recent>, group: &CollectedGroup) -> Option<&'a Adapter> {
+    let played = policy_of(group)?;
+    if recent.back().is_some_and(|newest| newest.manifest.policy == played) {
+        return None;
+    }
+    recent.iter().find(|it| it.manifest.policy == played).map(|it| &it.adapter)
+}
 
 /// What came of trying a step.
 enum Attempt {
@@ -47,14 +71,20 @@ impl Learner {
         let started = Instant::now();
         let per_step = u64::from(settings.groups_per_step());
         let first = u64::from(self.step) * per_step;
-        let orders = self.training_orders(first..first + per_step, order);
+        let ahead = self.step.saturating_add(settings.staleness).saturating_add(1);
+        let ahead = u64::from(ahead.min(settings.max_steps)) * per_step;
+        let orders = self.training_orders(first..ahead, order);
+        let numbers: Vec<u64> = (first..first + per_step).collect();
         let mut watcher = Watcher {
             files: Some(&mut *files),
             progress,
             position: u64::from(self.step),
             what: format!("step {}", self.step + 1),
+            ordered: numbers.len() * settings.num_generations as usize,
         };
-        let mut groups = self.collector.collect(orders, &mut watcher)?;
+        self.collector.order(orders, &mut watcher)?;
+        let groups = self.collector.collect(&numbers, &mut watcher)?;
+        let mut groups = self.collector.drop_stale(groups, &mut watcher)?;
         let mut rollout_seconds = started.elapsed().as_secs_f64();
         let (updating, attempt) = loop {
             if groups.is_empty() {
@@ -64,7 +94,7 @@ impl Learner {
                 )));
             }
             let updating = Instant::now();
-            match self.try_step(&groups)? {
+            match self.try_step(&groups, &mut watcher)? {
                 Attempt::Made(attempt) => break (updating, attempt),
                 Attempt::Refused(refusals) => {
                     let again = Instant::now();
@@ -75,13 +105,22 @@ impl Learner {
         };
         self.collector.confirm(&groups);
         let Made { advantages, flags, learning_rate, report } = attempt;
-        let sampled_by = self.policy;
+        let played: Vec<u64> = groups.iter().map(|group| self.played_at(group)).collect();
+        let sampled_by = groups.first().and_then(policy_of).unwrap_or_else(|| self.policy());
+        let oldest = played.iter().min().copied().unwrap_or_default();
+        let staleness = u64::from(self.step).saturating_sub(oldest);
         self.step += 1;
-        self.publish(Some(&mut *files))?;
+        let newest = self.broadcast()?;
+        files.policy(&newest.manifest, &newest.bytes).map_err(Failure::fault)?;
         let update_seconds = updating.elapsed().as_secs_f64();
-        for ((group, advantages), sampling) in groups.iter().zip(&advantages).zip(&flags) {
-            let advantages = Some(advantages.advantages.as_slice());
-            let context = EpisodeContext { step: self.step - 1, advantages, sampling };
+        let each = groups.iter().zip(&advantages).zip(&flags).zip(&played);
+        for (((group, advantages), sampling), policy_step) in each {
+            let context = EpisodeContext {
+                step: self.step - 1,
+                policy_step: u32::try_from(*policy_step).unwrap_or(u32::MAX),
+                advantages: Some(advantages.advantages.as_slice()),
+                sampling,
+            };
             files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
         }
 
@@ -92,7 +131,7 @@ impl Learner {
             .map(|it| it.policy_audit.assistant_tokens)
             .sum();
         let count = advantages.len() as f64;
-        Ok(StepRecord {
+        let record = StepRecord {
             step: self.step,
             reward: all.reward,
             milestone_reward: all.milestone_reward,
@@ -100,7 +139,7 @@ impl Learner {
             success: all.success,
             mixed_groups: advantages.iter().filter(|it| it.mixed()).count() as f64 / count,
             learning_rate,
-            staleness: 0,
+            staleness: u32::try_from(staleness).unwrap_or(u32::MAX),
             episodes: all.episodes,
             stream_tokens: groups
                 .iter()
@@ -117,11 +156,29 @@ impl Learner {
             policy: sampled_by,
             sampling: SamplingSummary::of(flags.iter().flatten().flatten()),
             update: report,
-        })
+        };
+        files.step(&record, record.update.grad_norm).map_err(Failure::fault)?;
+        self.seconds += started.elapsed().as_secs_f64();
+        self.commit(files)?;
+        // Nobody plays a policy, and no group is ordered under it, before its step is committed.
+        self.publish(newest);
+        Ok(record)
     }
 
-    /// Makes one optimizer step, unless the sampling evidence of a rollout forbids it.
-    fn try_step(&mut self, groups: &[CollectedGroup]) -> Result<Attempt, Failure> {
+    /// The optimizer steps behind the policy that played a group.
+    fn played_at(&self, group: &CollectedGroup) -> u64 {
+        let played = policy_of(group);
+        let policy = self.recent.iter().rev().find(|it| Some(it.manifest.policy) == played);
+        policy.map_or(u64::from(self.step), |it| it.manifest.step)
+    }
+
+    /// Makes one optimizer step, unless the sampling evidence of a rollout forbids it. What comes in
+    /// meanwhile is attended to.
+    fn try_step(
+        &mut self,
+        groups: &[CollectedGroup],
+        watcher: &mut Watcher<'_>,
+    ) -> Result<Attempt, Failure> {
         let settings = self.plan.recipe.training;
         let rewards: Vec<Vec<f64>> = groups
             .iter()
@@ -132,6 +189,7 @@ impl Learner {
             .map(|rewards| settings.advantages(rewards))
             .collect::<Result<Vec<_>, _>>()
             .map_err(Failure::fault)?;
+        let recent = &self.recent;
         let update_groups: Vec<UpdateGroup<'_>> = groups
             .iter()
             .zip(rewards)
@@ -141,6 +199,7 @@ impl Learner {
                 rewards,
                 advantages: advantages.advantages.clone(),
                 images: self.plan.images.as_ref(),
+                behaviour: behaviour(recent, group),
             })
             .collect();
         let update_settings = UpdateSettings {
@@ -148,33 +207,57 @@ impl Learner {
             ..UpdateSettings::of(&settings, u64::from(self.step))
         };
         let learning_rate = update_settings.learning_rates.0;
-        let mut flags: Vec<Vec<Option<Flagged>>> =
-            groups.iter().map(|group| vec![None; group.rollouts.len()]).collect();
-        let judge = &self.judge;
-        let mut verdict = |group: usize, row: usize, evidence: &SamplingEvidence| {
-            let device = groups.get(group).and_then(|it| it.sources.get(row));
-            let device = device.map_or("", |source| source.device.as_str());
-            let flagged = judge.judge(device_kind(device), *evidence);
-            let refused = judge.refuses(&flagged);
-            if let Some(place) = flags.get_mut(group).and_then(|it| it.get_mut(row)) {
-                *place = Some(flagged);
-            }
-            refused.map_or(Ok(()), Err)
+        let newest = u64::from(self.step);
+        let behind: Vec<u64> =
+            groups.iter().map(|group| newest.saturating_sub(self.played_at(group))).collect();
+        let (judge, ranks) = (&self.judge, &mut self.ranks);
+        let student = Student {
+            decoder: &self.decoder,
+            reference: self.reference.as_ref(),
+            adapter: &mut self.adapter,
+            optimizer: &mut self.optimizer,
+            critic: self.critic.as_mut(),
         };
-        share_update(&mut self.ranks, &update_settings, &update_groups)?;
-        let outcome = update(
-            Student {
-                decoder: &self.decoder,
-                reference: self.reference.as_ref(),
-                adapter: &mut self.adapter,
-                optimizer: &mut self.optimizer,
-                critic: self.critic.as_mut(),
-            },
-            &update_settings,
-            &update_groups,
-            &mut verdict,
-            &mut self.ranks,
-        )?;
+        let work = || {
+            let mut flags: Vec<Vec<Option<Flagged>>> =
+                groups.iter().map(|group| vec![None; group.rollouts.len()]).collect();
+            let mut verdict = |group: usize, row: usize, evidence: &SamplingEvidence| {
+                let device = groups.get(group).and_then(|it| it.sources.get(row));
+                let device = device.map_or("", |source| source.device.as_str());
+                let flagged = judge.judge(device_kind(device), *evidence);
+                let refused = judge.refuses(&flagged);
+                if let Some(place) = flags.get_mut(group).and_then(|it| it.get_mut(row)) {
+                    *place = Some(flagged);
+                }
+                refused.map_or(Ok(()), Err)
+            };
+            let (settings, groups) = (&update_settings, &update_groups);
+            share_update(ranks, settings, groups, &behind)?;
+            let outcome = update(student, settings, groups, &mut verdict, ranks)?;
+            Ok::<_, Failure>((outcome, flags))
+        };
+        let collector = &mut self.collector;
+        let worked = thread::scope(|scope| {
+            let (said, done) = mpsc::channel();
+            thread::Builder::new().name("update".into()).spawn_scoped(scope, move || {
+                // Nobody listens only where the run is ending.
+                let _ = said.send(work());
+            })?;
+            loop {
+                match done.try_recv() {
+                    Ok(worked) => return Ok(Ok(worked)),
+                    Err(mpsc::TryRecvError::Disconnected) => {
+                        return Ok(Err(Failure::Fault("the update ended without a word".into())));
+                    }
+                    Err(mpsc::TryRecvError::Empty) => {}
+                }
+                if let Err(failure) = collector.attend(PATIENCE, watcher) {
+                    return Ok(Err(failure));
+                }
+            }
+        });
+        let worked = worked.map_err(|error: std::io::Error| Failure::fault(error))??;
+        let (outcome, flags) = worked?;
         Ok(match outcome {
             Outcome::Refused(refusals) => Attempt::Refused(refusals),
             Outcome::Updated(report) => {
@@ -195,13 +278,17 @@ impl Learner {
             refused.entry(group).or_default().insert(row, reason);
         }
         let mut kept = Vec::with_capacity(groups.len());
+        let mut again = Vec::new();
         for (at, group) in groups.into_iter().enumerate() {
             match refused.get(&at) {
                 None => kept.push(group),
-                Some(refused) => self.collector.refuse_collected(group, refused, watcher)?,
+                Some(refused) => {
+                    again.push(group.group);
+                    self.collector.refuse_collected(group, refused, watcher)?;
+                }
             }
         }
-        kept.extend(self.collector.collect(Vec::new(), watcher)?);
+        kept.extend(self.collector.collect(&again, watcher)?);
         kept.sort_by_key(|group| group.group);
         Ok(kept)
     }

@@ -1,6 +1,6 @@
 //! Carries what the collector decides on into the run's directory and onto the screen.
 
-use protocol::ActorId;
+use protocol::{ActorId, LeaseAttempt};
 use terminal::{Failure, Progress};
 
 use crate::{
@@ -18,6 +18,12 @@ pub trait Witness {
     /// The record of it cannot be kept; so below.
     fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure>;
 
+    /// Leases are about to be given to an actor.
+    ///
+    /// # Errors
+    /// As above.
+    fn granted(&mut self, actor: ActorId, leases: &[LeaseAttempt]) -> Result<(), Failure>;
+
     /// An episode was audited and kept.
     ///
     /// # Errors
@@ -30,7 +36,7 @@ pub trait Witness {
     /// As above.
     fn rejected(&mut self, answer: &Answer<'_>, rejected: &Rejected) -> Result<(), Failure>;
 
-    /// An episode that was kept is refused after all.
+    /// An episode that was kept is refused after all, or one whose group was given up before its verdict.
     ///
     /// # Errors
     /// As above.
@@ -42,14 +48,14 @@ pub trait Witness {
     /// As above.
     fn dropped(&mut self, group: u64) -> Result<(), Failure>;
 
-    /// Episodes are about to be acknowledged.
+    /// Leases are about to be granted, or episodes acknowledged.
     ///
     /// # Errors
-    /// As above: nothing may be acknowledged.
+    /// As above: neither may be.
     fn keep(&mut self) -> Result<(), Failure>;
 
     /// So many of the ordered rollouts are in.
-    fn progress(&mut self, done: usize, ordered: usize);
+    fn progress(&mut self, done: usize);
 }
 
 /// Writes what the collector decides on, and shows how far it is.
@@ -59,6 +65,8 @@ pub(super) struct Watcher<'a> {
     pub(super) progress: &'a Progress,
     pub(super) position: u64,
     pub(super) what: String,
+    /// Rollouts that are waited for.
+    pub(super) ordered: usize,
 }
 
 impl Watcher<'_> {
@@ -73,6 +81,10 @@ impl Watcher<'_> {
 impl Witness for Watcher<'_> {
     fn ordered(&mut self, group: u64, order: &GroupOrder) -> Result<(), Failure> {
         self.write(|files| files.ordered(group, order))
+    }
+
+    fn granted(&mut self, actor: ActorId, leases: &[LeaseAttempt]) -> Result<(), Failure> {
+        self.write(|files| files.granted(actor, leases))
     }
 
     fn accepted(&mut self, answer: &Answer<'_>) -> Result<(), Failure> {
@@ -95,7 +107,9 @@ impl Witness for Watcher<'_> {
         self.write(RunDirectory::keep)
     }
 
-    fn progress(&mut self, done: usize, ordered: usize) {
+    fn progress(&mut self, done: usize) {
+        // What is ahead of what is waited for counts as well.
+        let ordered = self.ordered.max(done);
         self.progress.tick(self.position, &format!("{} {done}/{ordered} episodes", self.what));
     }
 }

@@ -6,16 +6,17 @@ use std::{collections::BTreeSet, fs, path::Path};
 use policy::score::ValueHead;
 
 use super::{CheckName, Report, ledger::Ledger, terms::Terms};
-use crate::files::{JOURNAL, METRICS, REJECTED, TOKENIZER};
+use crate::files::{CHECKPOINT, Checkpoints, JOURNAL, METRICS, REJECTED, TOKENIZER};
 
 /// Largest files that are read at once, in bytes. Evidence and journal are read in pieces that have
 /// bounds of their own.
-const MOST: [(&str, u64); 6] = [
+const MOST: [(&str, u64); 7] = [
     ("manifest.json", 1 << 30),
     (METRICS, 1 << 30),
     (TOKENIZER, 256 << 20),
     (ADAPTERS, 4 << 30),
     (POLICIES, 4 << 30),
+    (CHECKPOINT, 64 << 30),
     (REJECTED, 1 << 30),
 ];
 /// Folders inside of a run: `adapters/<one>/` is the deepest.
@@ -124,6 +125,8 @@ pub(super) fn unexpected(terms: &Terms, ledger: &Ledger, report: &mut Report) {
     let segments = progress.journal.map_or(0, |it| it.segments);
     let segments = (0..segments).map(|it| format!("{it:08}.segment")).collect();
     check(Journal, Path::new(JOURNAL), &segments);
+    let checkpoint = ledger.commit.map(|it| Checkpoints::file(it.number)).into_iter().collect();
+    check(Journal, Path::new(CHECKPOINT), &checkpoint);
     let tokenizer = terms.manifest.policy_format.files.keys().cloned().collect();
     check(Tokenizer, Path::new(TOKENIZER), &tokenizer);
 }

@@ -289,8 +289,12 @@ impl<'a> Episodes<'a> {
         report: &mut Report,
     ) {
         use CheckName::EvidenceRows as Name;
+        let global_step = match line.row.split {
+            Split::Train => self.terms.recipe.training.played_at(step),
+            Split::Eval => step,
+        };
         let version = PolicyVersion {
-            global_step: step,
+            global_step,
             base_model_sha256: self.terms.manifest.model.sha256,
             policy: audited.episode.policy,
         };

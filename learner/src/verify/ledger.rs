@@ -13,7 +13,7 @@ use crate::{
         EVALUATION_GROUPS, TaskOrder, episode_seed, evaluation_group, evaluation_round, order_key,
     },
     files::JOURNAL,
-    journal::{JournalError, JournalReader, Position, Record},
+    journal::{Commit, JournalError, JournalReader, Position, Record},
     leases::GroupOrder,
     recipe::TaskRow,
 };
@@ -72,6 +72,11 @@ pub(super) struct Ledger {
     pub(super) accepted: HashMap<EpisodeId, Accepted>,
     pub(super) refused: Vec<Refused>,
     pub(super) policies: Vec<Announced>,
+    /// How many of them there were at the last commit.
+    committed_policies: usize,
+    /// The last commit.
+    pub(super) commit: Option<Commit>,
+    pub(super) resumes: u64,
 }
 
 impl Ledger {
@@ -84,6 +89,9 @@ impl Ledger {
             accepted: HashMap::new(),
             refused: Vec::new(),
             policies: Vec::new(),
+            committed_policies: 0,
+            commit: None,
+            resumes: 0,
         };
         let reader = JournalReader::open(terms.directory.join(JOURNAL), this.run);
         let mut reader = match reader {
@@ -199,6 +207,21 @@ impl Ledger {
                     taken_back,
                     position,
                 });
+            }
+            // That an answer was asked for is the lease book's to decide, when it comes.
+            Record::Granted { .. } => {}
+            Record::Committed(commit) => {
+                self.committed_policies = self.policies.len();
+                self.commit = Some(commit);
+            }
+            Record::Resumed { commit } => {
+                self.resumes += 1;
+                // What was announced and not committed was made again.
+                self.policies.truncate(self.committed_policies);
+                if self.commit.map(|it| it.number) != Some(commit) {
+                    let problem = format!("it goes on from commit {commit}, which is not the last");
+                    report.fail(CheckName::Journal, "journal_record", place(), problem);
+                }
             }
             Record::Dropped { group } => match self.groups.get_mut(&group) {
                 Some(group) => group.dropped = true,
@@ -324,7 +347,7 @@ fn expected(terms: &Terms, group: u64) -> Option<Expected> {
         split: Split::Train,
         generations: training.num_generations,
         sampling: training.sampling(),
-        step: Some(group / u64::from(training.groups_per_step().max(1))),
+        step: Some(training.played_at(group / u64::from(training.groups_per_step().max(1)))),
     })
 }
 

@@ -6,6 +6,7 @@ mod bench;
 mod image_model;
 mod images;
 mod player;
+mod resume;
 #[path = "../support/mod.rs"]
 mod support;
 mod tampering;

@@ -8,11 +8,11 @@ use learner::{
         sampling::{Flagged, SamplingEvidence, SamplingJudge},
     },
     curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{Answer, EpisodeContext, PolicyFiles, RunDirectory, Status},
+    files::{Answer, EpisodeContext, PolicyFiles, RunDirectory, RunState, Status},
     leases::{GroupOrder, LeaseBook, Submission},
     plan::Plan,
     train::{
-        collect::CollectedGroup,
+        intake::{CollectCounts, CollectedGroup},
         record::{StepRecord, evaluated},
         update::UpdateReport,
     },
@@ -212,7 +212,8 @@ impl Player {
             .map(|row| self.group(evaluation_group(round, row), sampling, 1, false))
             .collect();
         for group in &groups {
-            let context = EpisodeContext { step, advantages: None, sampling: &[] };
+            let context =
+                EpisodeContext { step, policy_step: step, advantages: None, sampling: &[] };
             self.files.episodes(&group.rollouts, &context).expect("written");
         }
         let measured = evaluated(&groups);
@@ -244,7 +245,8 @@ impl Player {
             let advantages = Some(advantages.advantages.as_slice());
             let sampling: Vec<_> =
                 group.rollouts.iter().map(|it| examined(&self.judge, it)).collect();
-            let context = EpisodeContext { step, advantages, sampling: &sampling };
+            let context =
+                EpisodeContext { step, policy_step: step, advantages, sampling: &sampling };
             self.files.episodes(&group.rollouts, &context).expect("written");
         }
         let all = evaluated(&groups);
@@ -279,10 +281,38 @@ impl Player {
     pub(crate) fn play(bench: &mut Bench) -> Self {
         let mut this = Self::new(bench);
         this.publish(0);
+        this.commit(0);
         this.before = this.evaluate(0);
-        (0..STEPS).for_each(|step| this.step(step));
+        this.commit(0);
+        for step in 0..STEPS {
+            this.step(step);
+            this.commit(step + 1);
+        }
         this.files.keep().expect("synced");
         this
+    }
+
+    /// The first step, and a group of the second, whose learner then ends.
+    pub(crate) fn stop_in_the_middle(bench: &mut Bench) -> (Plan, PathBuf) {
+        let mut this = Self::new(bench);
+        this.publish(0);
+        this.commit(0);
+        this.before = this.evaluate(0);
+        this.commit(0);
+        this.step(0);
+        this.commit(1);
+        let sampling = this.plan.recipe.training.sampling();
+        this.group(2, sampling, 2, true);
+        this.files.keep().expect("synced");
+        (this.plan, this.files.path().to_owned())
+    }
+
+    fn commit(&mut self, steps: u32) {
+        let counts = CollectCounts { leases: self.book.settled_counts(), ..Default::default() };
+        let progress = self.files.progress().clone();
+        let (rounds, before, after) = (self.rounds, None, None);
+        let state = RunState { steps, rounds, seconds: 1.5, before, after, counts, progress };
+        self.files.commit(state, &[("adapter", b"weights")]).expect("committed");
     }
 
     pub(crate) fn finish(bench: &mut Bench) -> PathBuf {
@@ -294,7 +324,8 @@ impl Player {
         this.files.update_evidence(&first, &last).expect("comparable");
         let after = this.evaluate(STEPS);
         this.files.evaluations(Some(&this.before), Some(&after));
-        this.files.close(Status::Completed, "", &this.book.counts()).expect("closed");
+        let balance = Some(this.book.balance());
+        this.files.close(Status::Completed, "", &this.book.counts(), balance).expect("closed");
         this.files.path().to_owned()
     }
 }

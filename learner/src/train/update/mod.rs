@@ -7,6 +7,9 @@
 //! A step in which no group has a gradient (all rewards equal, no KL term, no bonus, no value head)
 //! leaves everything as it is.
 //!
+//! What an older policy sampled is scored under that policy too, in a pass before the updates: by it the
+//! ids are examined, and their importance weights follow from it.
+//!
 //! The first pass also examines the sampled ids (rung 9 of the audit): nothing is changed before every
 //! episode that the step learns from has passed.
 
@@ -52,6 +55,8 @@ pub struct UpdateSettings {
     pub learning_rates: (f64, f64),
     /// The step's number: it decides which groups make a mini-batch.
     pub step: u64,
+    /// Bound of the importance weights of what an older policy sampled.
+    pub importance_cap: f64,
 }
 
 impl UpdateSettings {
@@ -66,13 +71,15 @@ impl UpdateSettings {
             examine: None,
             learning_rates: training.learning_rates_at(step),
             step,
+            importance_cap: training.importance_sampling_cap,
         }
     }
 
     /// Whether a pass goes before the updates.
-    fn looks_first(&self) -> bool {
+    fn looks_first(&self, groups: &[UpdateGroup<'_>]) -> bool {
         let AlgorithmSettings { num_iterations, num_mini_batches, value, .. } = self.algorithm;
-        num_iterations > 1 || num_mini_batches > 1 || value.is_some()
+        let older = groups.iter().any(|group| group.behaviour.is_some());
+        num_iterations > 1 || num_mini_batches > 1 || value.is_some() || older
     }
 }
 
@@ -120,6 +127,8 @@ pub struct UpdateGroup<'a> {
     pub advantages: Vec<f64>,
     /// What the checkpoint makes of the prompt's images, where it may have some.
     pub images: Option<&'a PromptImages>,
+    /// The policy that sampled them, where it is not the student's as it is now.
+    pub behaviour: Option<&'a Adapter>,
 }
 
 /// Decides on the evidence about one rollout, given by group and place in the group: an error refuses
@@ -175,12 +184,24 @@ pub struct UpdateReport {
     /// What the value head did, where there is one.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub value: Option<ValueReport>,
+    /// The importance weights of what older policies sampled, where there was any.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub importance: Option<ImportanceReport>,
     /// Ids that went through the model, the prompts of groups once a pass.
     pub tokens: u64,
     /// Updates that the optimizer made.
     pub updates: u32,
     /// Whether it made one.
     pub stepped: bool,
+}
+
+/// Importance weights of sampled ids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct ImportanceReport {
+    /// Their mean.
+    pub importance_mean: f64,
+    /// Share of them that the cap cut.
+    pub importance_capped: f64,
 }
 
 /// What the updates of a value head did: means over them.
@@ -256,7 +277,7 @@ pub fn update(
     };
     let mut sums = Sums::default();
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); groups.len()];
-    let looks_first = settings.looks_first();
+    let looks_first = settings.looks_first(groups);
     if looks_first {
         let batch: Vec<usize> = all(groups).into_iter().filter(learns).collect();
         let parts = parts(groups, &batch, ranks.world());

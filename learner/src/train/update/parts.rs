@@ -91,11 +91,12 @@ pub(super) fn gathered(
         let (floats, _) = bytes.as_chunks::<4>();
         let mut floats = floats.iter().map(|bytes| f32::from_le_bytes(*bytes));
         for part in parts {
+            let older = groups.get(part.group).is_some_and(|it| it.behaviour.is_some());
             let episodes = groups.get(part.group).map(|it| it.episodes.as_slice());
             let episodes = episodes.and_then(|it| it.get(part.rows.clone())).unwrap_or_default();
             let mut found = episodes.iter().map(|episode| {
                 let scored = episode.spans.iter().map(|span| span.ids.len()).sum();
-                Seen::from_floats(&mut floats, scored, settings)
+                Seen::from_floats(&mut floats, scored, settings, older)
             });
             put(part, &mut found);
         }

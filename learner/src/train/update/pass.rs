@@ -10,7 +10,7 @@ use policy::{
 use protocol::Episode;
 
 use super::{
-    UpdateError, UpdateGroup, UpdateReport, UpdateSettings, ValueReport,
+    ImportanceReport, UpdateError, UpdateGroup, UpdateReport, UpdateSettings, ValueReport,
     parts::{Examined, Part},
 };
 use crate::{
@@ -18,7 +18,8 @@ use crate::{
     audit::sampling::{SamplingEvidence, deviations},
     group_batch::group_batch,
     loss::{
-        Advantage, Denominator, LossRow, LossStats, ValueRow, ValueStats, policy_loss, value_loss,
+        Advantage, Denominator, LossRow, LossStats, ValueRow, ValueStats, importance_weights,
+        policy_loss, value_loss,
     },
     ranks::Ranks,
 };
@@ -36,6 +37,8 @@ pub(super) struct Seen {
     pub(super) values: Vec<f64>,
     /// Advantages and returns of those.
     pub(super) judged: Option<TokenAdvantages>,
+    /// Importance weights, where an older policy sampled it.
+    importance: Option<Vec<f64>>,
 }
 
 impl Seen {
@@ -43,7 +46,8 @@ impl Seen {
     #[allow(clippy::cast_possible_truncation, reason = "they were f32")]
     pub(super) fn to_floats(&self) -> Vec<f32> {
         let columns = [Some(&self.logp), self.reference.as_ref(), Some(&self.values)];
-        columns.into_iter().flatten().flatten().map(|value| *value as f32).collect()
+        let importance = self.importance.iter();
+        columns.into_iter().flatten().chain(importance).flatten().map(|it| *it as f32).collect()
     }
 
     /// The same back, for a rollout of so many scored ids.
@@ -51,12 +55,14 @@ impl Seen {
         floats: &mut impl Iterator<Item = f32>,
         scored: usize,
         settings: &UpdateSettings,
+        older: bool,
     ) -> Self {
         let mut column = || floats.by_ref().take(scored).map(f64::from).collect::<Vec<f64>>();
         let logp = column();
         let reference = (settings.algorithm.beta != 0.0).then(&mut column);
         let values = settings.algorithm.value.map_or_else(Vec::new, |_| column());
-        Self { logp, reference, values, judged: None }
+        let importance = older.then(&mut column);
+        Self { logp, reference, values, judged: None, importance }
     }
 }
 
@@ -69,6 +75,7 @@ pub(super) struct Sums {
     gap: f64,
     gap_tokens: u64,
     ids: u64,
+    importance: [f64; 3],
     /// Those of the next update.
     pub(super) gradients: Option<Gradients>,
     pub(super) grad_norm: f64,
@@ -88,13 +95,16 @@ impl Sums {
         let has_values = self.value.is_some();
         let value = self.value.unwrap_or_default();
         let (gap_tokens, ids) = (self.gap_tokens as f64, self.ids as f64);
-        let own = [self.loss, self.gap, gap_tokens, ids, f64::from(u8::from(has_values))];
+        let [weights, capped, tokens] = self.importance;
+        let has_values = f64::from(u8::from(has_values));
+        let own = [self.loss, self.gap, gap_tokens, ids, has_values, weights, capped, tokens];
         let mut all = [&own[..], &self.stats.to_numbers(), &value.to_numbers()].concat();
         ranks.all_reduce_wide(&mut all)?;
         let (own, rest) = all.split_at(own.len());
         let (stats, value) = rest.split_at(LossStats::NUMBERS);
         (self.loss, self.gap) = (own[0], own[1]);
         (self.gap_tokens, self.ids) = (own[2] as u64, own[3] as u64);
+        self.importance = [own[5], own[6], own[7]];
         self.stats = LossStats::from_numbers(stats);
         self.value = (own[4] > 0.0).then(|| ValueStats::from_numbers(value));
         Ok(())
@@ -118,6 +128,10 @@ impl Sums {
                 value_clip_fraction: value.clip_fraction().unwrap_or_default(),
                 explained_variance: value.explained_variance(),
                 value_grad_norm: self.value_grad_norm / updates,
+            }),
+            importance: (self.importance[2] > 0.0).then(|| ImportanceReport {
+                importance_mean: self.importance[0] / self.importance[2],
+                importance_capped: self.importance[1] / self.importance[2],
             }),
             tokens: self.ids,
             updates: self.updates,
@@ -174,8 +188,9 @@ impl Pass<'_> {
         let Some((group, episodes)) = members(groups, part) else { return Ok(Vec::new()) };
         let batch = group_batch(episodes, group.images)?;
         sums.add_ids(&batch);
-        let config =
-            ScoreConfig { entropy: false, examine: self.settings.examine, ..self.config() };
+        let sampled = self.sampled(group, episodes, part, &batch, sums)?;
+        let examine_now = self.settings.examine.filter(|_| sampled.is_none());
+        let config = ScoreConfig { entropy: false, examine: examine_now, ..self.config() };
         let (decoder, adapter) = (self.decoder, Some(self.adapter));
         let (scores, values) = match self.head {
             Some(head) => log_probs_and_values(decoder, adapter, head, &batch, &config)?,
@@ -183,7 +198,22 @@ impl Pass<'_> {
         };
         examine(episodes, part, &scores, sums);
         let logp = wide(&scores.log_probs);
-        sums.add_gap(self.settings, episodes, &logp);
+        let cap = self.settings.importance_cap;
+        let mut importance: Option<std::vec::IntoIter<Vec<f64>>> = None;
+        match &sampled {
+            None => sums.add_gap(self.settings, episodes, &logp),
+            Some(sampled) => {
+                let rows = logp.iter().zip(sampled);
+                let weights: Rows =
+                    rows.map(|(logp, old)| importance_weights(logp, old, cap)).collect();
+                for weight in weights.iter().flatten() {
+                    sums.importance[0] += weight;
+                    sums.importance[1] += f64::from(u8::from(*weight >= cap));
+                    sums.importance[2] += 1.0;
+                }
+                importance = Some(weights.into_iter());
+            }
+        }
         let mut reference = self.reference_scores(&batch)?.map(Vec::into_iter);
         let mut values = wide(&values).into_iter();
         let seen = logp.into_iter().map(|logp| Seen {
@@ -191,8 +221,30 @@ impl Pass<'_> {
             reference: reference.as_mut().and_then(Iterator::next),
             values: values.next().unwrap_or_default(),
             judged: None,
+            importance: importance.as_mut().and_then(Iterator::next),
         });
         Ok(seen.collect())
+    }
+
+    /// Log-probabilities under the older policy that sampled these rollouts, by which they are examined;
+    /// nothing where it is the student's own.
+    fn sampled(
+        &self,
+        group: &UpdateGroup<'_>,
+        episodes: &[&Episode],
+        part: &Part,
+        batch: &ScoreBatch,
+        sums: &mut Sums,
+    ) -> Result<Option<Rows>, UpdateError> {
+        let Some(behaviour) = group.behaviour else { return Ok(None) };
+        let config =
+            ScoreConfig { entropy: false, examine: self.settings.examine, ..self.config() };
+        let scores = log_probs(self.decoder, Some(behaviour), batch, &config)?;
+        sums.add_ids(batch);
+        examine(episodes, part, &scores, sums);
+        let logp = wide(&scores.log_probs);
+        sums.add_gap(self.settings, episodes, &logp);
+        Ok(Some(logp))
     }
 
     fn reference_scores(&self, batch: &ScoreBatch) -> Result<Option<Rows>, UpdateError> {
@@ -246,6 +298,7 @@ impl Pass<'_> {
                         Some(tokens) => Advantage::Tokens(&tokens.advantages),
                         None => Advantage::Rollout(*advantage),
                     },
+                    importance: known.and_then(|it| it.importance.as_deref()),
                 }
             })
             .collect();

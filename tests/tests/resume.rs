@@ -1,0 +1,63 @@
+//! A learner that is killed goes on where it was, with the very same command.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use serde_json::Value;
+use tests::{Demo, Finished, finish, programs, start};
+
+fn train(demo: &Demo, output: &Path) -> Command {
+    let mut command = Command::new(&programs().learner);
+    command.arg("train").arg(demo.write()).arg("--output").arg(output);
+    command.args(["--device", "cpu", "--json", "--resume", "--local-actors", "1"]);
+    command
+}
+
+fn last(finished: &Finished) -> Value {
+    assert!(finished.status.success(), "{}{}", finished.stdout, finished.stderr);
+    let line = finished.stdout.lines().last().expect("some output");
+    serde_json::from_str(line).expect("JSON")
+}
+
+fn audited(run: &Path) {
+    let audited = finish(start(Command::new(&programs().learner).arg("audit").arg(run)));
+    assert_eq!(audited.status.code(), Some(0), "{}{}", audited.stdout, audited.stderr);
+}
+
+#[test]
+fn a_learner_killed_again_and_again_makes_the_same_adapter_and_a_run_that_holds() {
+    let mut demo = Demo::new(12);
+    demo.recipe["evaluation"]["every"] = 2.into();
+    let quiet = demo.dir.path().join("quiet");
+    let undisturbed = last(&finish(start(&mut train(&demo, &quiet))));
+    let run = demo.run();
+    let mut kills = 0;
+    for (event, after) in [("step", 3), ("evaluation", 11), ("step", 29), ("resumed", 60)] {
+        let mut learner = start(&mut train(&demo, &run));
+        learner.event(event);
+        std::thread::sleep(Duration::from_millis(after));
+        learner.child.kill().expect("it runs");
+        kills += 1;
+        finish(learner);
+        audited(&run);
+    }
+    let end = last(&finish(start(&mut train(&demo, &run))));
+    assert_eq!(end["adapter_sha256"], undisturbed["adapter_sha256"]);
+    assert_eq!(end["balance"], undisturbed["balance"]);
+    assert_eq!(end["resumes"], kills);
+    for count in ["accepted", "received", "consumed", "rejected", "groups_completed"] {
+        assert_eq!(end["counts"][count], undisturbed["counts"][count], "{count}");
+    }
+    audited(&run);
+    for name in ["evidence.jsonl"] {
+        let read = |dir: &Path| std::fs::read(dir.join(name)).expect("there");
+        assert!(read(&run) == read(&quiet), "{name} differs");
+    }
+    // Once more, as a launcher would: it is complete.
+    let again = last(&finish(start(&mut train(&demo, &run))));
+    assert_eq!(again["adapter_sha256"], end["adapter_sha256"]);
+    assert_eq!(again["steps"], 12);
+    demo.recipe["training"]["learning_rate"] = 0.5.into();
+    let other = finish(start(&mut train(&demo, &run)));
+    assert_eq!(other.status.code(), Some(2));
+    assert!(other.stderr.contains("training.learning_rate differ"), "{}", other.stderr);
+}
