@@ -1,10 +1,11 @@
 //! `actor join` and `actor check`: arguments, and what each does with them.
 
 use std::{
+    fs::{File, TryLockError},
     io::Read as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use clap::{Args, Parser, Subcommand};
@@ -19,6 +20,7 @@ use policy::{
 };
 use protocol::{
     ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Welcome,
+    folder::Disk,
 };
 use terminal::Failure;
 use tokio::{
@@ -30,9 +32,12 @@ use crate::{
     check,
     player::Player,
     sample::{self, SampleArguments},
-    session::{self, SessionOptions},
+    session::{self, SessionOptions, Stay},
+    spool::Spool,
 };
 
+/// How long an actor that was asked to leave may take to let go of its spool.
+const LOCK: Duration = Duration::from_secs(15);
 /// Where a join string is looked for that is neither an argument nor in a file.
 const JOIN_VARIABLE: &str = "ROLLCALL_JOIN";
 
@@ -93,9 +98,21 @@ struct JoinArguments {
     /// Ids whose keys and values are kept at a time, over all episodes.
     #[arg(long, default_value_t = 1 << 20)]
     kv_tokens: usize,
-    /// Directory of this actor's identity; without it each start is a new actor.
+    /// Directory of this actor's identity; without it, that of --spool; without both each start is a new
+    /// actor.
     #[arg(long)]
     identity: Option<PathBuf>,
+    /// Directory that keeps episodes until the learner has acknowledged them: what was played outlives this
+    /// process, and is sent when it is started again. One actor each. Without it they are kept in memory.
+    #[arg(long)]
+    spool: Option<PathBuf>,
+    /// MiB of unacknowledged episodes above which no more leases are taken.
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    spool_mib: u64,
+    /// Seconds to finish what is in hand after SIGTERM or SIGINT; what is not finished then goes back. A
+    /// second signal ends it at once.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    grace: u64,
     /// Seconds to wait for a learner that does not answer.
     #[arg(long, default_value_t = 60)]
     patience: u64,
@@ -151,7 +168,8 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
     let burn_device = device.open().map_err(Failure::mistake)?;
     let digests = checkpoint_digests(&arguments.model).map_err(Failure::mistake)?;
     let checkpoint = Checkpoint::open(&arguments.model).map_err(Failure::mistake)?;
-    let identity = match &arguments.identity {
+    let (spool, _lock) = open_spool(arguments.spool.as_deref())?;
+    let identity = match arguments.identity.as_ref().or(arguments.spool.as_ref()) {
         Some(dir) => Identity::load_or_create(dir),
         None => Identity::generate(),
     }
@@ -165,6 +183,8 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
         hello: Hello::new(model, device.to_string(), arguments.slots),
         patience: Duration::from_secs(arguments.patience),
         base: digests.weights,
+        cap: arguments.spool_mib << 20,
+        grace: Duration::from_secs(arguments.grace),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -174,7 +194,7 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
     let reason = runtime.block_on(async {
         let leave = leave_signal(arguments.leave_with_stdin).map_err(Failure::fault)?;
         let endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
-        session::serve(&endpoint, options, leave, |welcome| {
+        session::serve(&endpoint, options, spool, leave, |welcome| {
             player(arguments, &checkpoint, &burn_device, welcome)
         })
         .await
@@ -183,9 +203,40 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Turns true when the actor should leave: at SIGINT or SIGTERM, or when a parent's pipe closes.
-fn leave_signal(with_stdin: bool) -> std::io::Result<watch::Receiver<bool>> {
-    let (leave, left) = watch::channel(false);
+/// Opens a spool and locks it: two actors would send each other's episodes.
+fn open_spool(dir: Option<&Path>) -> Result<(Option<Spool>, Option<File>), Failure> {
+    let Some(dir) = dir else { return Ok((None, None)) };
+    let wrong =
+        |error: std::io::Error| Failure::Mistake(format!("--spool {}: {error}", dir.display()));
+    std::fs::create_dir_all(dir).map_err(wrong)?;
+    let lock = File::create(dir.join("lock")).map_err(wrong)?;
+    let deadline = Instant::now() + LOCK;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::Error(error)) => return Err(wrong(error)),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(Failure::Mistake(format!(
+                    "--spool {}: another actor uses it; give each a directory of its own",
+                    dir.display()
+                )));
+            }
+        }
+    }
+    let (spool, notes) = Spool::open(Disk::new(dir)).map_err(Failure::mistake)?;
+    for note in notes {
+        tracing::warn!("--spool {}: {note}", dir.display());
+    }
+    Ok((Some(spool), Some(lock)))
+}
+
+/// Says when the actor should leave: at SIGINT or SIGTERM when it has finished what is in hand, and when a
+/// parent's pipe closes at once.
+fn leave_signal(with_stdin: bool) -> std::io::Result<watch::Receiver<Stay>> {
+    let (leave, left) = watch::channel(Stay::Yes);
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let leave_stdin = leave.clone();
@@ -194,7 +245,13 @@ fn leave_signal(with_stdin: bool) -> std::io::Result<watch::Receiver<bool>> {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
         }
-        leave.send_replace(true);
+        leave.send_if_modified(|stay| {
+            let first = *stay == Stay::Yes;
+            if first {
+                *stay = Stay::Finishing;
+            }
+            first
+        });
         // A second signal does not wait for anything.
         tokio::select! {
             _ = interrupt.recv() => {}
@@ -206,7 +263,7 @@ fn leave_signal(with_stdin: bool) -> std::io::Result<watch::Receiver<bool>> {
         std::thread::spawn(move || {
             let mut byte = [0];
             while matches!(std::io::stdin().read(&mut byte), Ok(1..)) {}
-            leave_stdin.send_replace(true);
+            leave_stdin.send_replace(Stay::No);
             // A parent that died answers no more; do not outlive it by much.
             std::thread::sleep(Duration::from_secs(10));
             std::process::exit(1);

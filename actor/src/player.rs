@@ -20,7 +20,7 @@ use policy::{
     episode_script::{EpisodeLimits, EpisodeScript},
     vision::{PromptImages, episode_prompt},
 };
-use protocol::{Episode, EpisodeEnd, FinishReason, Image, Lease, LeaseAttempt, Span};
+use protocol::{Episode, EpisodeEnd, FinishReason, Image, Lease, LeaseAttempt, LeaseId, Span};
 
 use crate::asks::{Ask, Asks, GivenUp, Told};
 
@@ -247,8 +247,8 @@ impl Player {
     }
 
     /// Gives up an episode, leaving no trace of it. Unknown leases are none of its business.
-    pub fn abandon(&mut self, lease: LeaseAttempt) {
-        let found = self.playing.iter().find(|(_, p)| LeaseAttempt::from(&p.lease) == lease);
+    pub fn abandon(&mut self, lease: LeaseId) {
+        let found = self.playing.iter().find(|(_, p)| p.lease.id == lease);
         let Some(sequence) = found.map(|(sequence, _)| *sequence) else { return };
         self.engine.close(sequence);
         let Some(playing) = self.playing.remove(&sequence) else { return };

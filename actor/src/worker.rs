@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use policy::model::{Adapter, Decoder};
-use protocol::{Lease, LeaseAttempt, PolicyDigest};
+use protocol::{Lease, LeaseAttempt, LeaseId, PolicyDigest};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::player::{Outcome, Player};
@@ -27,7 +27,7 @@ pub enum Command {
     /// Play these. Leases whose policy is still on its way wait for it.
     Play(Vec<Lease>),
     /// Stop playing this one.
-    Abandon(LeaseAttempt),
+    Abandon(LeaseId),
     /// Give back everything in flight and end.
     Stop,
 }
@@ -137,7 +137,7 @@ impl Worker {
             Command::Abandon(lease) => {
                 self.player.abandon(lease);
                 for leases in self.waiting.values_mut() {
-                    leases.retain(|waiting| LeaseAttempt::from(waiting) != lease);
+                    leases.retain(|waiting| waiting.id != lease);
                 }
             }
             Command::Stop => return Ok(true),

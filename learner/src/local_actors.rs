@@ -39,6 +39,8 @@ pub struct LocalActorConfig {
     pub slots: u32,
     /// Variables with which the actor may open the run's environment, where it is not part of it.
     pub variables: Vec<(&'static str, OsString)>,
+    /// A directory in which each has one for its episodes, where they shall outlive it.
+    pub spools: Option<PathBuf>,
     /// Extra arguments.
     pub arguments: Vec<String>,
 }
@@ -180,6 +182,9 @@ impl LocalActors {
             command.arg("--device").arg(&config.devices[index % config.devices.len()]);
         }
         command.envs(config.variables.iter().map(|(name, value)| (name, value)));
+        if let Some(spools) = &config.spools {
+            command.arg("--spool").arg(spools.join(index.to_string()));
+        }
         command.args(&config.arguments);
         let child = command
             .spawn()

@@ -1,5 +1,6 @@
 //! Cross-process tests of Rollcall: the two programs as a user starts them.
 
+pub mod chaos;
 pub mod rollouts;
 
 use std::{

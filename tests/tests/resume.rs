@@ -3,7 +3,11 @@
 use std::{path::Path, process::Command, time::Duration};
 
 use serde_json::Value;
-use tests::{Demo, Finished, finish, programs, start};
+use tests::{
+    Demo, Finished,
+    chaos::{Dice, round, undisturbed},
+    finish, programs, start,
+};
 
 fn train(demo: &Demo, output: &Path) -> Command {
     let mut command = Command::new(&programs().learner);
@@ -60,4 +64,17 @@ fn a_learner_killed_again_and_again_makes_the_same_adapter_and_a_run_that_holds(
     let other = finish(start(&mut train(&demo, &run)));
     assert_eq!(other.status.code(), Some(2));
     assert!(other.stderr.contains("training.learning_rate differ"), "{}", other.stderr);
+}
+
+#[test]
+fn three_runs_under_a_killer_make_the_undisturbed_adapter() {
+    let demo = Demo::new(6);
+    let quiet = undisturbed(&demo);
+    let mut dice = Dice(7);
+    for number in 0..3 {
+        let dir = demo.dir.path().join(format!("round-{number}"));
+        let round = round(&demo, &dir, 4, Duration::from_millis(1500), &mut dice);
+        assert_eq!(round.end["adapter_sha256"], quiet["adapter_sha256"], "{round:?}");
+        assert_eq!(round.end["balance"], quiet["balance"], "{round:?}");
+    }
 }

@@ -43,7 +43,7 @@ pub use manifest::{
     ParserRecord, PolicyFormat, PolicyRecord, Progressed, Status, TaskCoverage,
 };
 pub use policies::{PolicyError, PolicyStore};
-pub use resume::{Begun, Resumed, RunState, begun};
+pub use resume::{Begun, Resumed, RunState, begun, seal, unseal};
 pub use run_directory::{Answer, EpisodeContext, RunDirectory, read_manifest};
 pub(crate) use run_directory::{
     CHECKPOINT, EVIDENCE, JOURNAL, METRICS, REJECTED, TOKENIZER, tokenizer_files,

@@ -7,11 +7,15 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use policy::score::ValueHead;
-use protocol::{Digest, PolicyDigest, Split, folder::Disk};
-use serde::{Deserialize, Serialize};
+use protocol::{
+    Digest, PolicyDigest, RunId, Split,
+    folder::{Disk, Folder},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -36,8 +40,19 @@ use crate::{
 const POLICIES: &str = "policies";
 const ADAPTERS: &str = "adapters";
 /// What a run's directory holds.
-const OURS: [&str; 9] =
-    [MANIFEST, EVIDENCE, METRICS, JOURNAL, CHECKPOINT, POLICIES, ADAPTERS, REJECTED, TOKENIZER];
+const OURS: [&str; 11] = [
+    MANIFEST,
+    EVIDENCE,
+    METRICS,
+    JOURNAL,
+    CHECKPOINT,
+    POLICIES,
+    ADAPTERS,
+    REJECTED,
+    TOKENIZER,
+    JOINS,
+    EARLIER_JOINS,
+];
 
 /// What a commit keeps beside the weights.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -198,6 +213,48 @@ fn discard(plan: &Plan, names: &[String]) -> Result<Begun, FileError> {
     Ok(Begun::Nothing)
 }
 
+/// Makes a commit: the checkpoint is written first, and removed last is the one before it.
+///
+/// # Errors
+/// Something cannot be written; the commit before this one stands.
+pub fn seal(
+    journal: &mut Journal,
+    checkpoints: &Checkpoints,
+    commit: Commit,
+    state: &impl Serialize,
+    weights: &[Part<'_>],
+) -> Result<(), FileError> {
+    let checkpoint = checkpoints.write(commit.number, state, weights)?;
+    journal.append(&Record::Committed(Commit { checkpoint, ..commit }))?;
+    journal.sync()?;
+    checkpoints.keep_only(commit.number)
+}
+
+/// Reads what [`seal`] and the records after it left. Nothing where nothing was committed.
+///
+/// # Errors
+/// The journal is damaged, or the checkpoint of its last commit.
+pub fn unseal<S: DeserializeOwned>(
+    journal: Arc<dyn Folder>,
+    checkpoints: &Checkpoints,
+    run: RunId,
+    mut replay: Replay,
+) -> Result<Option<(Journal, Replayed, Checkpoint<S>)>, FileError> {
+    let path = journal.path().to_owned();
+    let (journal, _) = Journal::recover_over(journal, run, SEGMENT_BYTES, |entry| {
+        let record = entry.record()?;
+        let at = entry.position;
+        replay.take(record, at).map_err(|problem| JournalError::Damaged {
+            path: path.join(format!("{:08}.segment", at.segment)),
+            offset: at.offset,
+            problem,
+        })
+    })?;
+    let Some(replayed) = replay.end() else { return Ok(None) };
+    let checkpoint = checkpoints.read(replayed.commit.number, replayed.commit.checkpoint)?;
+    Ok(Some((journal, replayed, checkpoint)))
+}
+
 impl RunDirectory {
     /// Makes what happened until now survive a crash: the run can go on from here. `weights` are the
     /// adapter and what belongs to its training.
@@ -211,21 +268,19 @@ impl RunDirectory {
         state.progress = self.progress.clone();
         self.progress.reward_groups = groups;
         let number = self.next_commit;
-        let checkpoint = self.checkpoints.write(number, &state, weights)?;
-        self.journal.append(&Record::Committed(Commit {
+        let commit = Commit {
             number,
             steps: state.steps,
             rounds: state.rounds,
-            checkpoint,
+            checkpoint: Digest([0; 32]),
             evidence_rows: self.evidence.rows(),
             evidence_bytes: self.evidence.bytes(),
             evidence_head: self.evidence.head(),
             metrics_bytes: self.metrics.bytes(),
             metrics_sha256: Digest(self.metrics_sha256.clone().finalize().into()),
-        }))?;
-        self.journal.sync()?;
+        };
+        seal(&mut self.journal, &self.checkpoints, commit, &state, weights)?;
         self.next_commit += 1;
-        self.checkpoints.keep_only(number)?;
         self.write_manifest(false)
     }
 
@@ -235,24 +290,13 @@ impl RunDirectory {
     /// Its files cannot be read and written, or are not what it wrote.
     pub fn resume(plan: &Plan) -> Result<Resumed, FileError> {
         let path = plan.output.clone();
-        let mut replay = Replay::new(plan.run, plan.recipe.training.groups_per_step());
-        let folder = Disk::new(path.join(JOURNAL));
-        let recovered = Journal::recover_over(folder, plan.run, SEGMENT_BYTES, |entry| {
-            let record = entry.record()?;
-            let at = entry.position;
-            replay.take(record, at).map_err(|problem| JournalError::Damaged {
-                path: path.join(JOURNAL).join(format!("{:08}.segment", at.segment)),
-                offset: at.offset,
-                problem,
-            })
-        });
-        let (journal, _) = recovered?;
-        let mut replayed =
-            replay.end().ok_or_else(|| refused(&path, "nothing was committed in it"))?;
-        let commit = replayed.commit;
+        let replay = Replay::new(plan.run, plan.recipe.training.groups_per_step());
         let checkpoints = Checkpoints::new(Disk::new(path.join(CHECKPOINT)));
-        let checkpoint: Checkpoint<RunState> =
-            checkpoints.read(commit.number, commit.checkpoint)?;
+        let journal = Disk::new(path.join(JOURNAL));
+        let unsealed = unseal(journal, &checkpoints, plan.run, replay)?;
+        let (journal, mut replayed, checkpoint): (_, _, Checkpoint<RunState>) =
+            unsealed.ok_or_else(|| refused(&path, "nothing was committed in it"))?;
+        let commit = replayed.commit;
         replayed.count_from(&checkpoint.state.counts.leases);
         let mut groups = Groups::default();
         let rows = (commit.evidence_rows, commit.evidence_bytes, commit.evidence_head);

@@ -55,10 +55,15 @@ pub(super) struct Answer {
     pub(super) accepted: bool,
 }
 
+/// Attempts that a lost actor costs weigh so much less than others.
+const LOSSES_TO_A_FAILURE: u32 = 8;
+
 /// One rollout slot. It waits where it has neither grant nor answer and is not lost.
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     attempts: u32,
+    /// Attempts that ended badly, as far as that is the lease's doing and not the link's.
+    failures: u32,
     holders: Vec<ActorId>,
     grant: Option<Grant>,
     answer: Option<Answer>,
@@ -94,12 +99,19 @@ impl Slot {
         self.grant.take_if(|grant| grant.actor == actor).is_some()
     }
 
-    /// Settles what follows where nobody plays it any more. Returns whether it waits again.
+    /// An attempt ended badly.
+    pub(super) fn count_failure(&mut self) {
+        self.failures = self.failures.saturating_add(1);
+    }
+
+    /// Settles what follows where nobody plays it any more. Returns whether it waits again. An actor that
+    /// is lost may have been lost for any reason, and is held against the lease only in the long run.
     pub(super) fn settle(&mut self, max_attempts: u32) -> bool {
         if self.grant.is_some() || self.answer.is_some() {
             return false;
         }
-        self.lost = self.attempts >= max_attempts;
+        self.lost = self.failures >= max_attempts
+            || self.attempts >= max_attempts.saturating_mul(LOSSES_TO_A_FAILURE);
         !self.lost
     }
 
@@ -137,6 +149,7 @@ impl Slot {
     /// The accepted answer does not count after all.
     pub(super) fn take_back(&mut self) -> bool {
         let refused = self.answer.take_if(|answer| answer.accepted);
+        self.failures += u32::from(refused.is_some());
         self.rejected.extend(refused);
         refused.is_some()
     }
@@ -156,12 +169,14 @@ impl Slot {
             self.answer = Some(answer);
         } else {
             self.answer.take_if(|answer| answer.episode == episode);
+            self.failures += 1;
             self.rejected.push(answer);
         }
     }
 
     pub(super) fn reject(&mut self) -> bool {
         let refused = self.answer.take_if(|answer| !answer.accepted);
+        self.failures += u32::from(refused.is_some());
         self.rejected.extend(refused);
         refused.is_some()
     }

@@ -155,7 +155,8 @@ pub struct LeaseBook {
 }
 
 impl LeaseBook {
-    /// An empty book. A lease is granted at most `max_attempts` times (at least once).
+    /// An empty book. A lease may fail, expire or be refused `max_attempts` times (at least once), and be
+    /// lost with its actor eight times as often.
     pub fn new(run: RunId, max_attempts: u32) -> Self {
         Self {
             run,
@@ -234,14 +235,14 @@ impl LeaseBook {
     /// Ends the grants that have run out of time. Their leases wait again, unless they were granted as
     /// often as allowed.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(ActorId, LeaseAttempt)> {
-        let over = self.end_grants(|_, grant| grant.deadline_ms <= now_ms);
+        let over = self.end_grants(true, |_, grant| grant.deadline_ms <= now_ms);
         self.counts.expired += over.len() as u64;
         over
     }
 
     /// Ends every grant of an actor that has left.
     pub fn release(&mut self, actor: ActorId) -> Vec<LeaseAttempt> {
-        let over = self.end_grants(|_, grant| grant.actor == actor);
+        let over = self.end_grants(false, |_, grant| grant.actor == actor);
         self.counts.failed += over.len() as u64;
         over.into_iter().map(|(_, attempt)| attempt).collect()
     }
@@ -249,7 +250,7 @@ impl LeaseBook {
     /// Ends one grant that its actor could not play. Anything but the actor's outstanding grant is
     /// ignored; returns whether it was that.
     pub fn fail(&mut self, actor: ActorId, attempt: LeaseAttempt) -> bool {
-        let over = self.end_grants(|at, grant| at == attempt && grant.actor == actor);
+        let over = self.end_grants(true, |at, grant| at == attempt && grant.actor == actor);
         self.counts.failed += over.len() as u64;
         !over.is_empty()
     }
@@ -444,6 +445,7 @@ impl LeaseBook {
 
     fn end_grants(
         &mut self,
+        failed: bool,
         ends: impl Fn(LeaseAttempt, &Grant) -> bool,
     ) -> Vec<(ActorId, LeaseAttempt)> {
         let over: Vec<(ActorId, LeaseAttempt)> = self
@@ -457,6 +459,9 @@ impl LeaseBook {
         for (actor, attempt) in &over {
             if let Some(slot) = self.slot_mut(attempt.id) {
                 slot.end_grant(*actor);
+                if failed {
+                    slot.count_failure();
+                }
             }
             self.settle(attempt.id);
         }

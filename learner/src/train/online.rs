@@ -48,6 +48,9 @@ use crate::{
     sft::load_dtype,
 };
 
+/// Where in the identity directory the local actors keep their episodes.
+const LOCAL_ACTORS: &str = "actors";
+
 /// What the command line adds to the recipe.
 #[derive(Clone, Debug)]
 pub struct TrainOptions {
@@ -499,6 +502,7 @@ fn start_local_actors(
         devices,
         slots: options.actor_slots,
         variables: plan.recipe.environment.variables(),
+        spools: options.identity.as_ref().map(|dir| dir.join(LOCAL_ACTORS)),
         arguments: Vec::new(),
     };
     LocalActors::start(config, options.local_actors).map(Some).map_err(Failure::mistake)
