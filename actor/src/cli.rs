@@ -156,7 +156,7 @@ fn read_join(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let source: &mut dyn std::io::Read = match path.to_str() {
         Some("-") => &mut std::io::stdin(),
-        _ => &mut std::fs::File::open(path)?,
+        _ => &mut File::open(path)?,
     };
     source.take(MAX_JOIN_BYTES).read_to_string(&mut text)?;
     Ok(text)

@@ -208,7 +208,7 @@ mod tests {
             spans: Vec::new(),
             trace: Vec::new(),
             trace_head: Digest::of(b""),
-            end: EpisodeEnd::Answer,
+            end: EpisodeEnd::NoCall,
             reward: 0.0,
             images: Vec::new(),
         };

@@ -5,7 +5,7 @@ use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use actor::{
     player::Player,
-    session::{SessionOptions, serve},
+    session::{SessionOptions, Stay, serve},
 };
 use environments::EnvironmentSpec;
 use learner::plan::plan_inputs;
@@ -42,13 +42,15 @@ fn cheat(join: Join, recipe: &Path) -> String {
         ),
         patience: Duration::from_secs(60),
         base: digests.weights,
+        cap: 1 << 30,
+        grace: Duration::ZERO,
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let outcome = runtime.block_on(async {
-        let (_leave, left) = watch::channel(false);
+        let (_leave, left) = watch::channel(Stay::Yes);
         let identity = Identity::generate().expect("an identity");
         let endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
-        serve(&endpoint, options, left, |_| {
+        serve(&endpoint, options, None, left, |_| {
             let engine = Engine::new(rounded(&decoder, 4), EngineConfig::default());
             let engine = engine.expect("an engine");
             let limits = plan.recipe.training.episode_limits();

@@ -62,7 +62,7 @@ pub(crate) fn episode(lease: &Lease, variant: u32, forged: bool) -> Vec<u8> {
         spans: Vec::new(),
         trace: Vec::new(),
         trace_head: Digest::of(b""),
-        end: EpisodeEnd::Answer,
+        end: EpisodeEnd::NoCall,
         reward: 0.0,
         images: Vec::new(),
     };

@@ -19,7 +19,6 @@ use protocol::{
     ActorId, AdapterManifest, Digest, Episode, EpisodeId, FromActor, FromLearner, LeaseAttempt,
     folder::Folder,
 };
-use serde::{Deserialize, Serialize};
 use terminal::Failure;
 
 use crate::{
@@ -107,11 +106,8 @@ impl Witness for Writer {
     fn progress(&mut self, _: usize) {}
 }
 
-#[derive(Serialize, Deserialize)]
-struct State {
-    step: u32,
-    counts: CollectCounts,
-}
+/// Steps and counts, as a checkpoint keeps them.
+type State = (u32, CollectCounts);
 
 /// A learner while it lives.
 pub(crate) struct SimLearner {
@@ -177,7 +173,7 @@ impl SimLearner {
             this.commit(b"first".to_vec()).map_err(|e| e.to_string())?;
             return Ok(this);
         };
-        replayed.count_from(&checkpoint.state.counts.leases);
+        replayed.count_from(&checkpoint.state.1.leases);
         let mut accepted = HashMap::new();
         for (id, kept) in &replayed.accepted {
             let entry = read_over(folder.as_ref(), game::run(), kept.position);
@@ -193,14 +189,14 @@ impl SimLearner {
         let commit = replayed.commit;
         let kept = replayed.latest_policies(staleness as usize + 1).to_vec();
         let mut intake = Intake::new(replayed.book, rules, accepted).with_flaws(flaws);
-        intake.go_on(checkpoint.state.counts, replayed.rejections);
+        intake.go_on(checkpoint.state.1, replayed.rejections);
         let record = Record::Resumed { commit: commit.number };
         write(&mut journal, &record).map_err(|e| e.to_string())?;
         let mut this = Self {
             intake,
             writer: Writer(journal),
             checkpoints,
-            step: if flaws.forget_watermark { commit.steps } else { checkpoint.state.step },
+            step: if flaws.forget_watermark { commit.steps } else { checkpoint.state.0 },
             steps,
             staleness,
             recent: VecDeque::new(),
@@ -251,7 +247,7 @@ impl SimLearner {
             metrics_bytes: 0,
             metrics_sha256: zero,
         };
-        let state = State { step: self.step, counts: self.intake.settled_counts() };
+        let state: State = (self.step, self.intake.settled_counts());
         let named: Vec<(String, &[u8])> = self
             .recent
             .iter()

@@ -75,6 +75,7 @@ enum Event {
     CrashActor(usize),
     StartActor(usize),
     Cut(usize),
+    Closed(u64),
     Leave(usize),
 }
 
@@ -357,6 +358,7 @@ impl World {
                     self.cut(link);
                 }
             }
+            Event::Closed(link) => self.cut(link),
             Event::Leave(actor) => {
                 self.actors[actor].leaving = true;
                 self.say(actor, &FromActor::Drain);
@@ -550,7 +552,7 @@ impl World {
     fn actor_hears(&mut self, link: u64, received: Frame) -> Result<(), String> {
         let Some(&Link { actor, epoch, .. }) = self.links.get(&link) else { return Ok(()) };
         let it = &mut self.actors[actor];
-        if it.link != Some(link) {
+        if it.link != Some(link) || it.left {
             return Ok(());
         }
         let Some(desk) = &mut it.desk else { return Ok(()) };
@@ -654,6 +656,9 @@ impl World {
             self.say(actor, &FromActor::Leave { returned: Vec::new() });
             let it = &mut self.actors[actor];
             (it.left, it.alive) = (true, false);
+            // The link ends when the good-bye has come through.
+            let after = self.links.get(&link).map_or(0, |it| it.up_at - self.now);
+            self.at(after, Event::Closed(link));
         }
         Ok(())
     }
