@@ -78,3 +78,35 @@ fn three_runs_under_a_killer_make_the_undisturbed_adapter() {
         assert_eq!(round.end["balance"], quiet["balance"], "{round:?}");
     }
 }
+
+#[test]
+fn a_run_that_plays_ahead_repeats_itself_is_audited_and_goes_on_after_a_kill() {
+    let mut demo = Demo::new(7);
+    demo.recipe["training"]["staleness"] = 2.into();
+    demo.recipe["audit"] = serde_json::json!({"sampling": "enforce"});
+    demo.recipe["evaluation"]["every"] = 3.into();
+    let quiet = undisturbed(&demo);
+    assert_eq!(quiet["counts"]["rejected"], 0);
+    let metrics = std::fs::read_to_string(demo.dir.path().join("quiet/metrics.jsonl"));
+    let lines = metrics.expect("there");
+    let steps = lines.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+    let steps: Vec<Value> = steps.filter(|it| it["evaluation"].is_null()).collect();
+    let staleness: Vec<u64> = steps.iter().filter_map(|it| it["staleness"].as_u64()).collect();
+    assert_eq!(staleness, [0, 1, 2, 2, 2, 2, 2]);
+    for step in &steps[1..] {
+        // Nothing honest is flagged under the policy that sampled, and the weights are near 1.
+        assert_eq!(step["sampling"]["flagged"], 0, "{step}");
+        let mean = step["importance_mean"].as_f64().expect("a number");
+        assert!((mean - 1.0).abs() < 0.1, "{step}");
+    }
+    assert!(steps[0].get("importance_mean").is_none(), "{}", steps[0]);
+    let model = demo.recipe["model"]["path"].as_str().expect("a path").to_owned();
+    let mut audit = Command::new(&programs().learner);
+    audit.arg("audit").arg(demo.dir.path().join("quiet")).args(["--model", &model]);
+    let audited = finish(start(audit.args(["--sampling", "24", "--device", "cpu"])));
+    assert!(audited.status.success(), "{}{}", audited.stdout, audited.stderr);
+    let mut dice = Dice(3);
+    let dir = demo.dir.path().join("killed");
+    let round = round(&demo, &dir, 5, Duration::from_millis(1500), &mut dice);
+    assert_eq!(round.end["adapter_sha256"], quiet["adapter_sha256"], "{round:?}");
+}

@@ -122,6 +122,8 @@ impl Slot {
             return answer.beside(actor, held, episode);
         }
         if self.rejected.iter().any(|answer| answer.episode == episode) {
+            // Asked again, it gave what was refused before.
+            self.failures += u32::from(holds);
             return Submission::Duplicate;
         }
         if !held {

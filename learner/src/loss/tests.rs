@@ -277,3 +277,75 @@ fn columns_that_do_not_fit_and_overflow_are_errors_that_name_the_place() {
     let far = LossRow { logp_old: &far, mask: None, ..rollout.row() };
     assert_eq!(error(far).to_string(), "row 0, token 0: the ratio is not finite");
 }
+
+/// Weights as TRL and verl write them, and the surrogate that they multiply.
+#[test]
+fn what_an_older_policy_sampled_is_weighed_by_truncated_importance() {
+    let rollouts = rollouts(11, &[7, 12, 5]);
+    let mut draws = Draws(5);
+    // Some far below and some far above the cap.
+    let behaviour: Vec<Vec<f64>> = rollouts
+        .iter()
+        .map(|it| it.old.iter().map(|old| old + 4.0 * (draws.next() - 0.5)).collect())
+        .collect();
+    let weights: Vec<Vec<f64>> = rollouts
+        .iter()
+        .zip(&behaviour)
+        .map(|(it, mu)| importance_weights(&it.old, mu, 2.0))
+        .collect();
+    for (rollout, (weights, mu)) in rollouts.iter().zip(weights.iter().zip(&behaviour)) {
+        for (t, weight) in weights.iter().enumerate() {
+            let exact = (rollout.old[t].exp() / mu[t].exp()).min(2.0);
+            assert!((weight - exact).abs() < 1e-12, "{weight} is not {exact}");
+        }
+    }
+    let capped = weights.iter().flatten().filter(|it| **it == 2.0).count();
+    assert!(capped > 0 && capped < 24, "{capped} of 24");
+    for ratio in [Ratio::Token, Ratio::SequenceMean] {
+        let config = LossConfig { ratio, ..CONFIG };
+        let loss = |rollouts: &[Rollout]| {
+            let rows: Vec<LossRow<'_>> = rollouts
+                .iter()
+                .zip(&weights)
+                .map(|(it, weights)| LossRow { importance: Some(weights), ..it.row() })
+                .collect();
+            let totals = StepTotals::of(&rows);
+            let mean = Aggregation::SeqMeanTokenMean;
+            let denominator = Denominator::new(mean, totals, 64).expect("tokens");
+            policy_loss(&config, &denominator, &rows).expect("finite")
+        };
+        let found = loss(&rollouts);
+        let mut expected = 0.0;
+        for (rollout, weights) in rollouts.iter().zip(&weights) {
+            let own: Vec<usize> = (0..rollout.logp.len()).filter(|t| rollout.mask[*t]).collect();
+            let gap = |t: usize| rollout.logp[t] - rollout.old[t];
+            let mean = own.iter().map(|t| gap(*t)).sum::<f64>() / own.len() as f64;
+            let tokens = own.iter().map(|&t| {
+                let r = if ratio == Ratio::Token { gap(t).exp() } else { mean.exp() };
+                let a = rollout.advantage;
+                let surrogate = (r * a).min(r.clamp(0.8, 1.28) * a);
+                let d = rollout.reference[t] - rollout.logp[t];
+                -weights[t] * surrogate + 0.04 * (d.exp() - d - 1.0)
+            });
+            expected += tokens.sum::<f64>() / own.len() as f64 / 3.0;
+        }
+        assert!((found.value - expected).abs() < 1e-12, "{ratio:?}: {} {expected}", found.value);
+        for (i, rollout) in rollouts.iter().enumerate() {
+            for t in 0..rollout.logp.len() {
+                let moved = |by: f64| {
+                    let mut rollouts = rollouts.clone();
+                    rollouts[i].logp[t] += by;
+                    loss(&rollouts).value
+                };
+                let slope = (moved(1e-6) - moved(-1e-6)) / 2e-6;
+                let gradient = found.gradient[i][t];
+                assert!((slope - gradient).abs() < 1e-7, "{ratio:?} {i} {t}: {slope} {gradient}");
+            }
+        }
+    }
+    let row = LossRow { importance: Some(&weights[0][..3]), ..rollouts[0].row() };
+    let denominator =
+        Denominator::new(Aggregation::TokenMean, StepTotals::of(std::slice::from_ref(&row)), 64);
+    let error = policy_loss(&CONFIG, &denominator.expect("tokens"), &[row]).expect_err("short");
+    assert!(error.to_string().contains("the importance weights has 3 values"), "{error}");
+}

@@ -124,7 +124,7 @@ pub(crate) fn check_apart(
         return Err(RecipeError::conflict(
             "output_dir",
             format!("{} exists already", output.display()),
-            "name a new directory, here or with --output",
+            "name a new directory, here or with --output, or go on with a run by --resume",
         ));
     }
     for input in inputs {
