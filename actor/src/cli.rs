@@ -226,7 +226,7 @@ fn open_spool(dir: Option<&Path>) -> Result<(Option<Spool>, Option<File>), Failu
             }
         }
     }
-    let (spool, notes) = Spool::open(Disk::new(dir)).map_err(Failure::mistake)?;
+    let (spool, notes) = Spool::open(Disk::at(dir)).map_err(Failure::mistake)?;
     for note in notes {
         tracing::warn!("--spool {}: {note}", dir.display());
     }

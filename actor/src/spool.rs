@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn episodes_outlive_the_process_in_order_until_they_are_acknowledged() {
         let dir = tempfile::tempdir().expect("a directory");
-        let folder = Disk::new(dir.path());
+        let folder = Disk::at(dir.path());
         let (mut spool, notes) = Spool::open(folder.clone()).expect("opened");
         assert_eq!(notes, Vec::<String>::new());
         let mut ids = Vec::new();
@@ -258,7 +258,7 @@ mod tests {
             flipped[at] ^= 1;
             for bytes in [&flipped[..], &body[..at]] {
                 fs::write(&good, bytes).expect("written");
-                let (spool, notes) = Spool::open(Disk::new(dir.path())).expect("opened");
+                let (spool, notes) = Spool::open(Disk::at(dir.path())).expect("opened");
                 assert_eq!((spool.waiting(run).0, notes.len()), (0, 1), "byte {at}");
                 assert!(notes[0].contains("is set aside"), "{notes:?}");
             }
@@ -267,9 +267,9 @@ mod tests {
         fs::write(dir.path().join(format!("y{ENDING}{PARTIAL}")), "torn").expect("written");
         fs::write(dir.path().join("identity.pem"), "not an episode").expect("written");
         fs::write(&good, &body).expect("written");
-        let (spool, notes) = Spool::open(Disk::new(dir.path())).expect("opened");
+        let (spool, notes) = Spool::open(Disk::at(dir.path())).expect("opened");
         assert_eq!((spool.waiting(run).0, notes.len()), (1, 1));
-        let names = Disk::new(dir.path()).list().expect("listed");
+        let names = Disk::at(dir.path()).list().expect("listed");
         assert!(names.iter().any(|name| name == "identity.pem"), "{names:?}");
         assert!(!names.iter().any(|name| name.ends_with(PARTIAL)), "{names:?}");
     }

@@ -126,7 +126,7 @@ pub struct Disk {
 
 impl Disk {
     /// The folder at this path, which need not be there yet.
-    pub fn new(path: impl Into<PathBuf>) -> Arc<dyn Folder> {
+    pub fn at(path: impl Into<PathBuf>) -> Arc<dyn Folder> {
         Arc::new(Self { path: path.into() })
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn files_are_replaced_whole_and_nothing_else_is_left() {
         let dir = tempfile::tempdir().expect("a directory");
-        let folder = Disk::new(dir.path());
+        let folder = Disk::at(dir.path());
         fs::write(dir.path().join("state.partial"), "torn").expect("written");
         for text in ["one", "two"] {
             replace(folder.as_ref(), "state", &[text.as_bytes(), b"!"]).expect("written");

@@ -52,10 +52,8 @@ fn a_learner_killed_again_and_again_makes_the_same_adapter_and_a_run_that_holds(
         assert_eq!(end["counts"][count], undisturbed["counts"][count], "{count}");
     }
     audited(&run);
-    for name in ["evidence.jsonl"] {
-        let read = |dir: &Path| std::fs::read(dir.join(name)).expect("there");
-        assert!(read(&run) == read(&quiet), "{name} differs");
-    }
+    let evidence = |dir: &Path| std::fs::read(dir.join("evidence.jsonl")).expect("there");
+    assert!(evidence(&run) == evidence(&quiet), "the evidence differs");
     // Once more, as a launcher would: it is complete.
     let again = last(&finish(start(&mut train(&demo, &run))));
     assert_eq!(again["adapter_sha256"], end["adapter_sha256"]);

@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn what_was_written_comes_back_and_anything_else_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
-        let checkpoints = Checkpoints::new(Disk::new(dir.path()));
+        let checkpoints = Checkpoints::new(Disk::at(dir.path()));
         let parts: [Part<'_>; 2] = [("adapter", b"weights"), ("optimizer", b"")];
         let state = serde_json::json!({"step": 3, "loss": 0.1 + 0.2});
         let digest = checkpoints.write(7, &state, &parts).expect("written");

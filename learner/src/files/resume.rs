@@ -291,8 +291,8 @@ impl RunDirectory {
     pub fn resume(plan: &Plan) -> Result<Resumed, FileError> {
         let path = plan.output.clone();
         let replay = Replay::new(plan.run, plan.recipe.training.groups_per_step());
-        let checkpoints = Checkpoints::new(Disk::new(path.join(CHECKPOINT)));
-        let journal = Disk::new(path.join(JOURNAL));
+        let checkpoints = Checkpoints::new(Disk::at(path.join(CHECKPOINT)));
+        let journal = Disk::at(path.join(JOURNAL));
         let unsealed = unseal(journal, &checkpoints, plan.run, replay)?;
         let (journal, mut replayed, checkpoint): (_, _, Checkpoint<RunState>) =
             unsealed.ok_or_else(|| refused(&path, "nothing was committed in it"))?;
@@ -387,7 +387,7 @@ fn names(folder: &PathBuf) -> Result<Vec<String>, FileError> {
     if !folder.is_dir() {
         return Ok(Vec::new());
     }
-    let mut names = Disk::new(folder).list().map_err(FileError::io("read", folder))?;
+    let mut names = Disk::at(folder).list().map_err(FileError::io("read", folder))?;
     names.sort_unstable();
     Ok(names)
 }

@@ -136,7 +136,7 @@ impl RunDirectory {
             archive_bytes: plan.recipe.evidence.archive_bytes(),
             format: plan.format.clone(),
             tasks: BTreeSet::new(),
-            checkpoints: Checkpoints::new(Disk::new(path.join(CHECKPOINT))),
+            checkpoints: Checkpoints::new(Disk::at(path.join(CHECKPOINT))),
             next_commit: 0,
             path,
         };

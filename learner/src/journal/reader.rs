@@ -70,7 +70,7 @@ impl JournalReader {
     /// # Errors
     /// The directory cannot be read, holds no segments, or lacks one in the middle.
     pub fn open(dir: impl Into<PathBuf>, run: RunId) -> Result<Self, JournalError> {
-        Self::over(Disk::new(dir), run)
+        Self::over(Disk::at(dir), run)
     }
 
     /// The same over a folder of the caller's making.
@@ -241,7 +241,7 @@ impl Segment {
 /// # Errors
 /// There is no record at this position.
 pub fn read_at(dir: &Path, run: RunId, position: Position) -> Result<Entry, JournalError> {
-    read_over(Disk::new(dir).as_ref(), run, position)
+    read_over(Disk::at(dir).as_ref(), run, position)
 }
 
 /// The same over a folder of the caller's making.

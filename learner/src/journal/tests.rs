@@ -11,7 +11,7 @@ use super::*;
 use crate::leases::GroupOrder;
 
 fn segment_file(dir: &Path, number: u64) -> PathBuf {
-    segment_path(Disk::new(dir).as_ref(), number)
+    segment_path(Disk::at(dir).as_ref(), number)
 }
 
 fn run() -> RunId {
@@ -148,7 +148,7 @@ fn a_journal_cut_at_any_byte_goes_on_after_its_last_whole_record() {
     let dir = tempfile::tempdir().expect("a directory");
     let whole = dir.path().join("whole");
     write(&whole, 400);
-    let count = reader::count_segments(Disk::new(&whole).as_ref()).expect("segments");
+    let count = reader::count_segments(Disk::at(&whole).as_ref()).expect("segments");
     let last = std::fs::read(segment_file(&whole, count - 1)).expect("read");
     let before = read(&whole).0.iter().filter(|it| it.position.segment + 1 < count).count();
     for cut in 0..last.len() {
@@ -179,7 +179,7 @@ fn a_flipped_byte_is_refused_or_its_record_is_cut_off_and_counted() {
     let dir = tempfile::tempdir().expect("a directory");
     let journal = dir.path().join("journal");
     write(&journal, 400);
-    for number in 0..reader::count_segments(Disk::new(&journal).as_ref()).expect("segments") {
+    for number in 0..reader::count_segments(Disk::at(&journal).as_ref()).expect("segments") {
         let path = segment_file(&journal, number);
         let bytes = std::fs::read(&path).expect("read");
         for at in 0..bytes.len() {

@@ -59,7 +59,7 @@ impl Journal {
         limit: u64,
     ) -> Result<Self, JournalError> {
         fs::create_dir(&dir).map_err(JournalError::io("create", &dir))?;
-        Self::create_over(Disk::new(dir), run, limit)
+        Self::create_over(Disk::at(dir), run, limit)
     }
 
     /// A new journal in an empty folder, in segments of at most `limit` bytes.
@@ -79,7 +79,7 @@ impl Journal {
     /// # Errors
     /// It cannot be read and written, or is damaged anywhere but at its end.
     pub fn recover(dir: impl Into<PathBuf>, run: RunId) -> Result<(Self, Recovered), JournalError> {
-        Self::recover_over(Disk::new(dir), run, SEGMENT_BYTES, |_| Ok(()))
+        Self::recover_over(Disk::at(dir), run, SEGMENT_BYTES, |_| Ok(()))
     }
 
     /// The same over a folder of the caller's making; `visit` is shown every whole record.

@@ -11,7 +11,7 @@ use serde::Serialize;
 use terminal::{Failure, Interrupt, Progress};
 use tokio::runtime::Runtime;
 
-use super::online::{Learner, TrainOptions};
+use super::online::{Learner, Start, TrainOptions};
 use crate::{
     audit::sampling::{
         Calibration, FalsePositives, Pair, SamplingBounds, SamplingEvidence, SamplingTest,
@@ -90,10 +90,9 @@ pub fn calibrate(
     write(&options.file, &file)?;
     let learner_device = network.device.resolve().to_string();
     let generations = u64::from(plan.recipe.training.num_generations);
-    let adapter = options.adapter.as_deref();
+    let from = Start::from_adapter(options.adapter.as_deref());
     let alone = Ranks::alone();
-    let mut learner =
-        Learner::start(plan, network, adapter, None, alone, runtime, interrupt, progress)?;
+    let mut learner = Learner::start(plan, network, from, alone, runtime, interrupt, progress)?;
     let mut order = TaskOrder::new(learner.plan().run, &learner.plan().train);
     let groups = options.episodes.div_ceil(generations);
     let mut found: BTreeMap<String, Vec<SamplingEvidence>> = BTreeMap::new();

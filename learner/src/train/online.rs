@@ -111,6 +111,24 @@ pub struct Learner {
     pub(super) seconds: f64,
 }
 
+/// What a learner starts from.
+#[derive(Debug)]
+pub enum Start<'a> {
+    /// An adapter that changes nothing yet.
+    Fresh,
+    /// A PEFT directory.
+    Adapter(&'a Path),
+    /// Where an earlier learner stopped.
+    Earlier(Box<Earlier>),
+}
+
+impl<'a> Start<'a> {
+    /// From this directory, where there is one.
+    pub fn from_adapter(dir: Option<&'a Path>) -> Self {
+        dir.map_or(Self::Fresh, Self::Adapter)
+    }
+}
+
 /// A policy that was announced.
 pub(super) struct Recent {
     pub(super) manifest: AdapterManifest,
@@ -126,8 +144,7 @@ impl Learner {
     pub fn start(
         plan: Plan,
         options: TrainOptions,
-        adapter: Option<&Path>,
-        earlier: Option<Earlier>,
+        from: Start<'_>,
         ranks: Ranks,
         runtime: &tokio::runtime::Runtime,
         interrupt: Interrupt,
@@ -141,9 +158,11 @@ impl Learner {
         let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
         let dtype = load_dtype(recipe.training.compute_dtype);
         let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
-        let adapter = match adapter {
-            Some(dir) => Adapter::load_peft(dir, &decoder),
-            None => Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed),
+        let adapter = match from {
+            Start::Adapter(dir) => Adapter::load_peft(dir, &decoder),
+            Start::Fresh | Start::Earlier(_) => {
+                Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed)
+            }
         }
         .map_err(Failure::mistake)?;
         let reference = reference(recipe, &decoder)?;
@@ -153,12 +172,12 @@ impl Learner {
             quarantine_after: recipe.audit.quarantine_after,
             staleness: u64::from(recipe.training.staleness),
         };
-        let (intake, weights) = match earlier {
-            None => {
+        let (intake, weights) = match from {
+            Start::Fresh | Start::Adapter(_) => {
                 let book = LeaseBook::new(plan.run, MAX_ATTEMPTS);
                 (Intake::new(book, rules, HashMap::new()), None)
             }
-            Some(earlier) => {
+            Start::Earlier(earlier) => {
                 let (intake, weights) = earlier.go_on(plan.run, rules, &auditor)?;
                 (intake, Some(weights))
             }

@@ -11,7 +11,7 @@ use super::{
     earlier::Earlier,
     follow::share_end,
     intake::CollectCounts,
-    online::{Learner, TrainOptions},
+    online::{Learner, Start, TrainOptions},
     record::{Evaluated, line},
 };
 use crate::{
@@ -92,7 +92,7 @@ pub fn train(
         }
         Begun::Nothing => {
             let mut learner =
-                Learner::start(plan, options, None, None, ranks, runtime, interrupt, progress)?;
+                Learner::start(plan, options, Start::Fresh, ranks, runtime, interrupt, progress)?;
             let files = RunDirectory::create(learner.plan()).map_err(Failure::mistake);
             let begun = files.and_then(|mut files| {
                 learner.describe(&mut files);
@@ -115,9 +115,9 @@ pub fn train(
                 &serde_json::json!({"run": files.path(), "steps": steps, "episodes": kept}),
             );
             let journal = files.path().join("journal");
-            let earlier = Some(Earlier { checkpoint, replayed, journal });
+            let earlier = Start::Earlier(Box::new(Earlier { checkpoint, replayed, journal }));
             let mut learner =
-                Learner::start(plan, options, None, earlier, ranks, runtime, interrupt, progress)?;
+                Learner::start(plan, options, earlier, ranks, runtime, interrupt, progress)?;
             learner.describe(&mut files);
             let result = train_all(&mut learner, &mut files, progress);
             learner.part(result)
@@ -301,9 +301,8 @@ pub fn eval(
             "evaluation is missing: name held-out tasks in the recipe".into(),
         ));
     }
-    let alone = Ranks::alone();
-    let mut learner =
-        Learner::start(plan, options, adapter, None, alone, runtime, interrupt, progress)?;
+    let (alone, from) = (Ranks::alone(), Start::from_adapter(adapter));
+    let mut learner = Learner::start(plan, options, from, alone, runtime, interrupt, progress)?;
     let result = evaluate(&mut learner, None, progress);
     learner.finish("the evaluation is complete");
     let evaluated =

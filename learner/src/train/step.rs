@@ -48,7 +48,7 @@ fn behaviour<'a>(recent: &'a VecDeque<Recent>, group: &CollectedGroup) -> Option
 
 /// What came of trying a step.
 enum Attempt {
-    Made(Made),
+    Made(Box<Made>),
     Refused(Vec<Refusal>),
 }
 
@@ -104,7 +104,7 @@ impl Learner {
             }
         };
         self.collector.confirm(&groups);
-        let Made { advantages, flags, learning_rate, report } = attempt;
+        let Made { advantages, flags, learning_rate, report } = *attempt;
         let played: Vec<u64> = groups.iter().map(|group| self.played_at(group)).collect();
         let sampled_by = groups.first().and_then(policy_of).unwrap_or_else(|| self.policy());
         let oldest = played.iter().min().copied().unwrap_or_default();
@@ -261,7 +261,7 @@ impl Learner {
         Ok(match outcome {
             Outcome::Refused(refusals) => Attempt::Refused(refusals),
             Outcome::Updated(report) => {
-                Attempt::Made(Made { advantages, flags, learning_rate, report })
+                Attempt::Made(Box::new(Made { advantages, flags, learning_rate, report }))
             }
         })
     }
