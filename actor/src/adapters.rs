@@ -9,6 +9,8 @@ use terminal::Failure;
 use tokio::{sync::oneshot, task::JoinHandle};
 use tracing::{debug, warn};
 
+use crate::metrics::Metrics;
+
 /// Adapters that are kept half fetched.
 const MAX_UNFINISHED: usize = 4;
 /// Policies that leases are remembered to wait for.
@@ -37,11 +39,12 @@ pub struct Adapters {
     unfinished: Vec<Assembly>,
     /// Policies that leases wait for.
     awaited: BTreeSet<PolicyDigest>,
+    metrics: Metrics,
 }
 
 impl Adapters {
     /// None yet, for a checkpoint whose weights have this digest.
-    pub fn new(weights: Digest) -> Self {
+    pub fn new(weights: Digest, metrics: Metrics) -> Self {
         Self {
             weights,
             last: None,
@@ -49,6 +52,7 @@ impl Adapters {
             ready: None,
             unfinished: Vec::new(),
             awaited: BTreeSet::new(),
+            metrics,
         }
     }
 
@@ -91,7 +95,7 @@ impl Adapters {
         }
         let (stop, stopped) = oneshot::channel();
         let policy = assembly.manifest().policy;
-        let task = tokio::spawn(fetch(assembly, learner.clone(), stopped));
+        let task = tokio::spawn(fetch(assembly, learner.clone(), stopped, self.metrics.clone()));
         self.fetching = Some(Fetching { policy, stop, task });
     }
 
@@ -160,6 +164,7 @@ async fn fetch(
     mut assembly: Assembly,
     learner: ToLearner,
     stopped: oneshot::Receiver<()>,
+    metrics: Metrics,
 ) -> Fetched {
     let (less, all) = assembly.manifest().transfer_bytes();
     debug!(policy = %assembly.manifest().policy.0.short(), all, less, "fetching");
@@ -169,9 +174,11 @@ async fn fetch(
     };
     match result {
         Ok(()) => {
+            let (delta, whole_chunks) = assembly.received();
             // Hashing hundreds of megabytes would hold the link up.
             let whole = tokio::task::spawn_blocking(move || assembly.finish()).await;
             let whole = whole.map_err(|e| (None, e.to_string()))?;
+            metrics.adapter(delta, whole_chunks);
             whole.map(Bytes::from).map_err(|e| (None, e.to_string()))
         }
         Err(error @ FetchError::Gone(_)) => Err((None, error.to_string())),

@@ -3,6 +3,7 @@
 use std::{
     fs::{File, TryLockError},
     io::Read as _,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -22,7 +23,7 @@ use protocol::{
     ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Welcome,
     folder::Disk,
 };
-use terminal::Failure;
+use terminal::{Failure, metrics_address, serve_metrics};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
@@ -30,6 +31,7 @@ use tokio::{
 
 use crate::{
     check,
+    metrics::{self, Metrics},
     player::Player,
     sample::{self, SampleArguments},
     session::{self, SessionOptions, Stay},
@@ -116,6 +118,10 @@ struct JoinArguments {
     /// Seconds to wait for a learner that does not answer.
     #[arg(long, default_value_t = 60)]
     patience: u64,
+    /// Serve metrics in the text format of OpenMetrics at http://ADDR/metrics: a port of 127.0.0.1, or
+    /// ADDRESS:PORT.
+    #[arg(long, value_name = "ADDR", value_parser = metrics_address)]
+    metrics_listen: Option<SocketAddr>,
     /// Leave when standard input closes: for actors that a learner started.
     #[arg(long, hide = true)]
     leave_with_stdin: bool,
@@ -185,6 +191,7 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
         base: digests.weights,
         cap: arguments.spool_mib << 20,
         grace: Duration::from_secs(arguments.grace),
+        metrics: Metrics::default(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -192,6 +199,12 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
         .build()
         .map_err(Failure::fault)?;
     let reason = runtime.block_on(async {
+        if let Some(addr) = arguments.metrics_listen {
+            let shown = options.metrics.clone();
+            let serving = serve_metrics(addr, metrics::CONTENT_TYPE, move || shown.render());
+            let bound = serving.await.map_err(Failure::Mistake)?;
+            tracing::info!("metrics: http://{bound}/metrics");
+        }
         let leave = leave_signal(arguments.leave_with_stdin).map_err(Failure::fault)?;
         let endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
         session::serve(&endpoint, options, spool, leave, |welcome| {

@@ -26,6 +26,7 @@ use tracing::{info, warn};
 use crate::{
     adapters::Adapters,
     desk::Desk,
+    metrics::Metrics,
     player::{Outcome, Player},
     spool::Spool,
     worker::{self, Command, Report},
@@ -43,6 +44,8 @@ pub struct SessionOptions {
     pub patience: Duration,
     /// Digest of the base weights, which a policy's digest must be made from.
     pub base: protocol::Digest,
+    /// What operators see.
+    pub metrics: Metrics,
     /// Bytes of unacknowledged episodes above which nothing more is played.
     pub cap: u64,
     /// How long leases in hand may take to be finished when the actor is asked to leave.
@@ -77,6 +80,7 @@ struct Rollout {
     reports: UnboundedReceiver<Report>,
     held: BTreeSet<PolicyDigest>,
     adapters: Adapters,
+    metrics: Metrics,
     desk: Desk,
 }
 
@@ -161,11 +165,13 @@ pub async fn serve(
                     }
                     None => {
                         let desk = take_up(&link, endpoint, &options, spool.take())?;
-                        rollout.insert(start(link.welcome(), options.base, desk, &make_player)?)
+                        rollout.insert(start(link.welcome(), &options, desk, &make_player)?)
                     }
                 };
                 info!(run = %rollout.run.0.short(), "joined");
+                options.metrics.connected();
                 let end = play(&mut link, rollout, &mut leaving).await?;
+                options.metrics.disconnected();
                 answered = Instant::now();
                 match end {
                     End::Finished(reason) => {
@@ -248,7 +254,7 @@ fn jitter(endpoint: &ActorEndpoint, failures: u32) -> f64 {
 
 fn start(
     welcome: &Welcome,
-    base: protocol::Digest,
+    options: &SessionOptions,
     desk: Desk,
     make_player: impl Fn(&Welcome) -> Result<(Player, Decoder), Failure>,
 ) -> Result<Rollout, Failure> {
@@ -261,7 +267,8 @@ fn start(
         commands,
         reports,
         held: BTreeSet::new(),
-        adapters: Adapters::new(base),
+        adapters: Adapters::new(options.base, options.metrics.clone()),
+        metrics: options.metrics.clone(),
         desk,
     })
 }
@@ -279,6 +286,8 @@ async fn play(
     let mut free = None;
     let mut draining = false;
     loop {
+        let (episodes, bytes) = rollout.desk.unacknowledged();
+        rollout.metrics.holds(rollout.desk.in_hand().count(), episodes, bytes);
         if !draining && leaving.is_asked() {
             draining = true;
             info!("asked to leave: finishes what is in hand");
@@ -356,6 +365,7 @@ impl Rollout {
     fn hear(&mut self, message: FromLearner) -> Result<(), Failure> {
         match message {
             FromLearner::Ack { episode, outcome } => {
+                self.metrics.episode(outcome.name());
                 if let protocol::AckOutcome::Rejected { reason } = &outcome {
                     warn!(episode = %episode.0.short(), "rejected: {reason}");
                 }
@@ -383,6 +393,7 @@ impl Rollout {
                 Ok(body) => {
                     // Kept before it may be sent.
                     self.desk.played(lease.id, &body).map_err(Failure::fault)?;
+                    self.metrics.episode("played");
                     sender.submit(body).map_err(Failure::fault)?;
                     return Ok(Ok(()));
                 }
@@ -390,6 +401,7 @@ impl Rollout {
             },
             Outcome::Failed { lease, reason } => (lease, reason),
         };
+        self.metrics.episode("failed");
         let Some(lease) = self.desk.failed(lease.id) else { return Ok(Ok(())) };
         warn!(%lease, "failed: {reason}");
         Ok(sender.lease_failed(lease, &reason).await)

@@ -9,7 +9,7 @@ use std::{
 use clap::{Args, Parser, Subcommand};
 use policy::device::DeviceChoice;
 use protocol::{Digest, Split};
-use terminal::{Audience, Failure, Interrupt, Progress, print_line};
+use terminal::{Audience, Failure, Interrupt, Progress, metrics_address, print_line};
 
 use crate::{
     dataset::{self, DatasetOptions},
@@ -309,6 +309,10 @@ struct NetworkArguments {
     /// Seconds that an actor has for an episode before its lease goes to another.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     lease_seconds: u64,
+    /// Serve metrics in the text format of OpenMetrics at http://ADDR/metrics: a port of 127.0.0.1, or
+    /// ADDRESS:PORT.
+    #[arg(long, value_name = "ADDR", value_parser = metrics_address)]
+    metrics_listen: Option<SocketAddr>,
 }
 
 impl NetworkArguments {
@@ -325,6 +329,7 @@ impl NetworkArguments {
             identity: self.identity,
             lease_ms: self.lease_seconds.saturating_mul(1000),
             resume: false,
+            metrics_listen: self.metrics_listen,
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod keys;
 pub mod leases;
 pub mod local_actors;
 pub mod loss;
+pub mod metrics;
 pub mod plan;
 pub mod ppo;
 pub mod ranks;

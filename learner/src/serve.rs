@@ -15,6 +15,7 @@ use crate::{
     audit::Judged,
     joins::JoinLog,
     keys::{KeyWatch, Keys},
+    metrics::Metrics,
 };
 use protocol::{
     ActorId, AdapterManifest, FromActor, FromLearner, Join,
@@ -34,7 +35,7 @@ use tracing::{info, warn};
 
 /// How long actors may take to hear that the run is over.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// How often the identity directory is looked at.
+/// How often the identity directory is looked at, and what actors took is counted.
 const LOOK: Duration = Duration::from_secs(1);
 /// Events that wait for the coordinator. A full queue holds the actors' streams back.
 const WAITING_EVENTS: usize = 256;
@@ -120,6 +121,7 @@ pub struct Server {
     join: Join,
     shelf: Arc<AdapterShelf>,
     joins: Arc<JoinLog>,
+    metrics: Metrics,
     events: queue::Receiver<Event>,
     sender: queue::Sender<Event>,
     shut_out: queue::UnboundedSender<ActorId>,
@@ -138,6 +140,7 @@ impl Server {
         host: &str,
         mut keys: Keys,
         admission: Admission,
+        metrics: Metrics,
     ) -> Result<Self, ServeError> {
         let shelf = Arc::new(AdapterShelf::default());
         let config = LearnerConfig::new(admission, shelf.clone());
@@ -158,18 +161,24 @@ impl Server {
             host: host.to_owned(),
             watch,
             joins: joins.clone(),
+            metrics: metrics.clone(),
             events: event_sender,
             shutting_out,
         };
         runtime.spawn(listener.listen(stopping, stopped_sender));
         let runtime = runtime.handle().clone();
         let stop = Some(stop);
-        Ok(Self { runtime, join, shelf, joins, events, sender, shut_out, stop, stopped })
+        Ok(Self { runtime, join, shelf, joins, metrics, events, sender, shut_out, stop, stopped })
     }
 
     /// The join string's parts.
     pub fn join(&self) -> &Join {
         &self.join
+    }
+
+    /// Where metrics are kept.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Logs who joins to the run's directory, who did until now included.
@@ -183,11 +192,14 @@ impl Server {
         let step = manifest.step;
         let manifest = self.shelf.put(manifest, bytes);
         self.shelf.retain(|held| held.step + keep > step);
+        let (delta, whole) = manifest.transfer_bytes();
+        self.metrics.adapter(delta, whole);
         manifest
     }
 
     /// The next event, if one comes in time.
     pub fn next(&mut self, patience: Duration) -> Option<Event> {
+        self.metrics.queue("events", self.events.len());
         let events = &mut self.events;
         let next = async { tokio::time::timeout(patience, events.recv()).await };
         self.runtime.block_on(next).ok().flatten()
@@ -229,6 +241,7 @@ struct Listener {
     host: String,
     watch: Option<KeyWatch>,
     joins: Arc<JoinLog>,
+    metrics: Metrics,
     events: queue::Sender<Event>,
     shutting_out: queue::UnboundedReceiver<ActorId>,
 }
@@ -244,7 +257,9 @@ impl Listener {
         let mut connections = 0;
         let mut looks = tokio::time::interval(LOOK);
         looks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let served = self.endpoint.served();
         let reason = loop {
+            self.metrics.actors(links.len());
             let arrival = tokio::select! {
                 reason = &mut stopping => break reason.unwrap_or_else(|_| "the learner stopped".into()),
                 Some(_) = links.join_next() => continue,
@@ -252,7 +267,8 @@ impl Listener {
                     self.endpoint.revoke(actor);
                     continue;
                 }
-                _ = looks.tick(), if self.watch.is_some() => {
+                _ = looks.tick() => {
+                    self.metrics.broadcast(served.delta(), served.whole());
                     self.look();
                     continue;
                 }
@@ -261,11 +277,13 @@ impl Listener {
             match arrival {
                 Some(Arrival::Joined(link)) => {
                     self.joins.joined(link.remote(), link.actor);
+                    self.metrics.join("joined");
                     connections += 1;
                     links.spawn(attend(link, self.events.clone(), over.subscribe(), connections));
                 }
                 Some(Arrival::Refused { remote, actor, failure }) => {
                     self.joins.refused(remote, actor, &failure);
+                    self.metrics.join(failure.name());
                     // A coordinator that is busy with an update has more to do than to hear of this.
                     let _ = self.events.try_send(Event::TurnedAway { remote, failure });
                 }

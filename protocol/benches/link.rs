@@ -1,46 +1,22 @@
-//! Figures of a link on loopback, beside a plain TCP copy in the same run. No pass mark on time.
+//! Figures of a link on loopback: joins, control, episodes. No pass mark on time.
 //!
 //! `cargo bench -p protocol --bench link`
 
+#[path = "support/learner.rs"]
+#[allow(dead_code)] // the broadcast's bench uses the rest
+mod learner;
+
 use std::{
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use learner::{Failure, admission, learner};
 use protocol::{
-    AckOutcome, ActorEndpoint, ActorLink, AdapterManifest, AdapterShelf, Admission, Arrival,
-    Assembly, ComputeDtype, Digest, Episode, EpisodeEnd, FinishReason, FromActor, FromLearner,
-    Hello, Identity, LearnerConfig, LearnerEndpoint, LearnerLink, LeaseId, LinkConfig,
-    ModelDigests, OnMalformed, PolicyDigest, RunId, RunSettings, Secret, Span, Welcome,
+    AckOutcome, ActorEndpoint, ActorLink, AdapterShelf, Arrival, Digest, Episode, EpisodeEnd,
+    FinishReason, FromActor, FromLearner, Hello, Identity, LearnerEndpoint, LearnerLink, LeaseId,
+    LinkConfig, PolicyDigest, Span,
 };
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-fn admission() -> Admission {
-    let digest = |text: &str| Digest::of(text.as_bytes());
-    Admission {
-        model: ModelDigests {
-            weights: digest("weights"),
-            tokenizer: digest("tokenizer"),
-            template: digest("template"),
-        },
-        welcome: Welcome {
-            run: RunId(digest("run")),
-            settings: RunSettings {
-                environment: "{}".to_owned(),
-                system: None,
-                chat_template_kwargs: "{}".to_owned(),
-                max_completion_length: 4096,
-                max_tool_calling_iterations: 8,
-                on_malformed: OnMalformed::Observe,
-                lora: "{}".to_owned(),
-                compute_dtype: ComputeDtype::F32,
-            },
-        },
-    }
-}
 
 /// An episode of `tokens` ids, half of them sampled.
 fn episode(seed: u64, tokens: u32) -> Episode {
@@ -106,29 +82,13 @@ async fn answer(mut link: ActorLink) -> Result<(), Failure> {
     }
 }
 
-fn tcp_copy(bytes: &Arc<Vec<u8>>) -> Result<Duration, Failure> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let addr = listener.local_addr()?;
-    let source = bytes.clone();
-    let serving = std::thread::spawn(move || listener.accept()?.0.write_all(&source));
-    let mut copy = Vec::with_capacity(bytes.len());
-    let began = Instant::now();
-    TcpStream::connect(addr)?.read_to_end(&mut copy)?;
-    let took = began.elapsed();
-    serving.join().map_err(|_| "the sender panicked")??;
-    if copy == **bytes { Ok(took) } else { Err("the copy differs".into()) }
-}
-
 fn main() -> Result<(), Failure> {
     tokio::runtime::Runtime::new()?.block_on(run())
 }
 
 async fn run() -> Result<(), Failure> {
     let shelf = Arc::new(AdapterShelf::default());
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let config = LearnerConfig::new(admission(), shelf.clone());
-    let mut learner =
-        LearnerEndpoint::bind(any, &Identity::generate()?, Secret::generate()?, config)?;
+    let mut learner = learner(shelf)?;
     let join = learner.join("127.0.0.1")?;
     let actor = ActorEndpoint::new(join, Identity::generate()?, LinkConfig::default());
 
@@ -184,28 +144,6 @@ async fn run() -> Result<(), Failure> {
         println!("  encode {:.2} GB/s, decode {:.2} GB/s", rate(encode), rate(decode));
     }
 
-    for megabytes in [10_usize, 100] {
-        let bytes: Arc<Vec<u8>> =
-            Arc::new((0..megabytes * 1_000_000).map(|i| (i ^ (i >> 9)) as u8).collect());
-        let manifest = AdapterManifest::build(1, &admission().model.weights, &bytes)?;
-        shelf.put(manifest.clone(), bytes.to_vec());
-        let began = Instant::now();
-        let mut assembly = Assembly::new(manifest)?;
-        sender.fetch(&mut assembly).await?;
-        let copy = assembly.finish()?;
-        let took = began.elapsed();
-        if copy != **bytes {
-            return Err("the adapter differs".into());
-        }
-        let tcp = tokio::task::block_in_place(|| tcp_copy(&bytes))?;
-        let rate = |took: Duration| megabytes as f64 / took.as_secs_f64();
-        println!(
-            "adapter of {megabytes} MB, fetched and verified: {:.0} MB/s; plain TCP, unverified: {:.0} MB/s; ratio {:.2}",
-            rate(took),
-            rate(tcp),
-            rate(took) / rate(tcp)
-        );
-    }
     answering.abort();
     Ok(())
 }

@@ -14,6 +14,8 @@ pub struct Assembly {
     have: Vec<bool>,
     /// The adapter that the manifest's deltas start from, where it is here.
     base: Option<Bytes>,
+    /// Bytes that were kept, of deltas and of whole chunks.
+    received: (u64, u64),
 }
 
 impl std::fmt::Debug for Assembly {
@@ -33,7 +35,7 @@ impl Assembly {
         let have = vec![false; manifest.chunks.len()];
         let len =
             usize::try_from(manifest.bytes).map_err(|_| ManifestError::TooLarge(manifest.bytes))?;
-        Ok(Self { manifest, bytes: vec![0; len], have, base: None })
+        Ok(Self { manifest, bytes: vec![0; len], have, base: None, received: (0, 0) })
     }
 
     /// Starts from the bytes of an earlier, broken transfer: chunks that hold are kept.
@@ -46,7 +48,7 @@ impl Assembly {
             let chunk = assembly.manifest.range(index).and_then(|range| partial.get(range));
             if let Some(chunk) = chunk {
                 // A chunk that does not hold is simply still missing.
-                let _ = assembly.put(index, chunk);
+                let _ = assembly.keep(index, chunk, Digest::of(chunk));
             }
         }
         Ok(assembly)
@@ -78,6 +80,11 @@ impl Assembly {
         self.have.iter().enumerate().filter(|(_, have)| !**have).map(|(index, _)| index)
     }
 
+    /// Bytes that were received and kept, of deltas and of whole chunks.
+    pub fn received(&self) -> (u64, u64) {
+        self.received
+    }
+
     /// Whether every chunk is here.
     pub fn is_complete(&self) -> bool {
         self.have.iter().all(|have| *have)
@@ -98,6 +105,12 @@ impl Assembly {
         chunk: &[u8],
         digest: Digest,
     ) -> Result<(), ManifestError> {
+        self.keep(index, chunk, digest)?;
+        self.received.1 += chunk.len() as u64;
+        Ok(())
+    }
+
+    fn keep(&mut self, index: usize, chunk: &[u8], digest: Digest) -> Result<(), ManifestError> {
         let adapter = self.manifest.adapter;
         let chunks = self.have.len();
         let no_such = || ManifestError::NoSuchChunk { adapter, chunk: index, chunks };
@@ -141,7 +154,9 @@ impl Assembly {
             chunk: index,
             source,
         })?;
-        self.put(index, &chunk)
+        self.keep(index, &chunk, Digest::of(&chunk))?;
+        self.received.0 += bytes.len() as u64;
+        Ok(())
     }
 
     /// The adapter's bytes, the total hash verified.

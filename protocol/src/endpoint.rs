@@ -27,7 +27,7 @@ pub use actor::{ActorEndpoint, SocketFactory};
 pub use arrival::{Arrival, BindError, JoinFailure};
 pub use close::{CloseCode, LinkError};
 pub use connect_error::ConnectError;
-pub use fetch::FetchError;
+pub use fetch::{FetchError, Served};
 pub use learner::{LearnerConfig, LearnerEndpoint};
 pub use shelf::{AdapterChunk, AdapterShelf, AdapterStore};
 pub use to_actor::{ActorLink, ToActor};

@@ -235,6 +235,17 @@ pub enum AckOutcome {
     },
 }
 
+impl AckOutcome {
+    /// One word for logs and counters.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stored => "stored",
+            Self::Duplicate => "duplicate",
+            Self::Rejected { .. } => "rejected",
+        }
+    }
+}
+
 /// What a learner says to an admitted actor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromLearner {

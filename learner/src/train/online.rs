@@ -19,7 +19,7 @@ use policy::{
 use protocol::{
     AdapterManifest, Admission, Digest, Join, ModelDigests, PolicyDigest, Sampling, Welcome,
 };
-use terminal::{Failure, Interrupt, Progress};
+use terminal::{Failure, Interrupt, Progress, serve_metrics};
 
 use super::{
     collect::{Collector, CollectorParts},
@@ -41,6 +41,7 @@ use crate::{
     keys::Keys,
     leases::{Balance, GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
+    metrics::{self, Metrics},
     plan::Plan,
     ranks::Ranks,
     recipe::{Recipe, TaskRow},
@@ -74,6 +75,8 @@ pub struct TrainOptions {
     pub lease_ms: u64,
     /// Go on with the run that lies where this one is to be written.
     pub resume: bool,
+    /// Where to serve metrics, if anywhere.
+    pub metrics_listen: Option<SocketAddr>,
 }
 
 impl TrainOptions {
@@ -184,7 +187,15 @@ impl Learner {
         };
         let keys = Keys::open(options.identity.as_deref()).map_err(Failure::mistake)?;
         let (listen, host) = (options.listen, &options.host);
-        let server = Server::start(runtime, listen, host, keys, admission(&plan))
+        let metrics = Metrics::default();
+        if let Some(addr) = options.metrics_listen {
+            let shown = metrics.clone();
+            let serving = serve_metrics(addr, metrics::CONTENT_TYPE, move || shown.render());
+            let bound = runtime.block_on(serving).map_err(Failure::Mistake)?;
+            progress.note(&format!("metrics: http://{bound}/metrics"));
+            progress.record("metrics", &serde_json::json!({"address": bound}));
+        }
+        let server = Server::start(runtime, listen, host, keys, admission(&plan), metrics)
             .map_err(Failure::mistake)?;
         let join = server.join().reveal();
         if options.local_actors == 0 || !options.listen.ip().is_loopback() {

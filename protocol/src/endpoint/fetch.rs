@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -53,9 +53,29 @@ pub enum FetchError {
     Link(#[from] LinkError),
 }
 
+/// Adapter bytes that peers took, since the endpoint started.
+#[derive(Debug, Default)]
+pub struct Served {
+    delta: AtomicU64,
+    whole: AtomicU64,
+}
+
+impl Served {
+    /// As deltas.
+    pub fn delta(&self) -> u64 {
+        self.delta.load(Ordering::Relaxed)
+    }
+
+    /// As whole chunks.
+    pub fn whole(&self) -> u64 {
+        self.whole.load(Ordering::Relaxed)
+    }
+}
+
 /// What the links of one endpoint serve from, and how much of it at a time.
 pub(super) struct Serving {
     store: Arc<dyn AdapterStore>,
+    served: Arc<Served>,
     places: Arc<Semaphore>,
     /// A request and its answer each have this long.
     patience: Duration,
@@ -65,14 +85,21 @@ impl Serving {
     /// At most `places` chunks at a time, over all links, but for those that go slowly.
     pub(super) fn new(store: Arc<dyn AdapterStore>, places: usize, config: &LinkConfig) -> Self {
         let places = places.clamp(1, Semaphore::MAX_PERMITS);
-        Self { store, places: Arc::new(Semaphore::new(places)), patience: config.frame }
+        let places = Arc::new(Semaphore::new(places));
+        Self { store, served: Arc::default(), places, patience: config.frame }
+    }
+
+    /// What was taken.
+    pub(super) fn served(&self) -> Arc<Served> {
+        self.served.clone()
     }
 
     /// What one link serves from.
     pub(super) fn link(&self) -> LinkServing {
-        let Self { store, places, patience } = self;
+        let Self { store, served, places, patience } = self;
         LinkServing(Arc::new(Link {
             store: store.clone(),
+            served: served.clone(),
             places: places.clone(),
             own: Semaphore::new(LINK_PLACES),
             slow: AtomicBool::new(false),
@@ -83,6 +110,7 @@ impl Serving {
 
 struct Link {
     store: Arc<dyn AdapterStore>,
+    served: Arc<Served>,
     places: Arc<Semaphore>,
     own: Semaphore,
     slow: AtomicBool,
@@ -126,6 +154,7 @@ impl LinkServing {
             let _ = send.reset(VarInt::from_u32(GONE));
             return Ok(());
         };
+        let length = bytes.len() as u64;
         let sent = {
             let sending = timeout(self.0.patience, hand_over(&mut send, bytes, digest));
             tokio::pin!(sending);
@@ -152,8 +181,14 @@ impl LinkServing {
                 let _ = send.reset(VarInt::from_u32(code));
                 Ok(())
             }
+            Ok(Ok(())) => {
+                let Served { delta, whole } = self.0.served.as_ref();
+                let taken = if fetch.delta { delta } else { whole };
+                taken.fetch_add(length, Ordering::Relaxed);
+                Ok(())
+            }
             // Or when it was answered.
-            Ok(Ok(()) | Err(LinkError::Violation(_))) => Ok(()),
+            Ok(Err(LinkError::Violation(_))) => Ok(()),
             Ok(Err(error)) => Err(error),
         }
     }

@@ -26,7 +26,7 @@ use super::{
     arrival::{Arrival, BindError, JoinFailure},
     close::{CloseCode, LinkError, close, tls_alert},
     failures::Failures,
-    fetch::Serving,
+    fetch::{Served, Serving},
     gate::{Secrets, ShutOut},
     shelf::AdapterStore,
     socket::{self, RECEIVE_WINDOW},
@@ -213,6 +213,11 @@ impl LearnerEndpoint {
     /// The socket is gone.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.endpoint.local_addr()
+    }
+
+    /// Adapter bytes that actors took, also after this endpoint is gone.
+    pub fn served(&self) -> Arc<Served> {
+        self.shared.serving.served()
     }
 
     /// The join string for actors that reach this machine as `host`.
