@@ -4,9 +4,13 @@
 use std::{collections::BTreeSet, future::pending};
 
 use bytes::Bytes;
-use protocol::{AdapterManifest, Assembly, Digest, FetchError, PolicyDigest, ToLearner};
+use protocol::{AdapterManifest, Assembly, Backoff, Digest, FetchError, PolicyDigest, ToLearner};
 use terminal::Failure;
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, sleep_until},
+};
 use tracing::{debug, warn};
 
 use crate::metrics::Metrics;
@@ -16,8 +20,26 @@ const MAX_UNFINISHED: usize = 4;
 /// Policies that leases are remembered to wait for.
 const MAX_AWAITED: usize = 64;
 
-/// What becomes of a fetch: the adapter's bytes, or what there is of it and why not more.
-type Fetched = Result<Bytes, (Option<Box<Assembly>>, String)>;
+/// Why an adapter did not arrive.
+struct Broken {
+    /// What there is of it.
+    assembly: Option<Box<Assembly>>,
+    /// The learner serves it no more.
+    gone: bool,
+    reason: String,
+}
+
+impl Broken {
+    fn without(reason: impl ToString) -> Self {
+        Self { assembly: None, gone: false, reason: reason.to_string() }
+    }
+
+    fn with(assembly: Assembly, gone: bool, reason: impl ToString) -> Self {
+        Self { assembly: Some(Box::new(assembly)), gone, reason: reason.to_string() }
+    }
+}
+
+type Fetched = Result<Bytes, Broken>;
 
 struct Fetching {
     policy: PolicyDigest,
@@ -33,10 +55,15 @@ pub struct Adapters {
     /// The last that arrived: what deltas start from.
     last: Option<(PolicyDigest, Bytes)>,
     fetching: Option<Fetching>,
+    /// The policy that was announced last.
+    newest: Option<PolicyDigest>,
     /// One that was whole when its fetch was to stop.
     ready: Option<(PolicyDigest, Bytes)>,
     /// Stopped or broken fetches, newest first.
     unfinished: Vec<Assembly>,
+    /// When the newest of them is tried again on this link.
+    retry: Option<Instant>,
+    backoff: Backoff,
     /// Policies that leases wait for.
     awaited: BTreeSet<PolicyDigest>,
     metrics: Metrics,
@@ -49,8 +76,11 @@ impl Adapters {
             weights,
             last: None,
             fetching: None,
+            newest: None,
             ready: None,
             unfinished: Vec::new(),
+            retry: None,
+            backoff: Backoff::default(),
             awaited: BTreeSet::new(),
             metrics,
         }
@@ -75,6 +105,8 @@ impl Adapters {
     ) -> Result<(), Failure> {
         manifest.check_policy(&self.weights).map_err(Failure::fault)?;
         self.stop().await;
+        self.backoff.succeeded();
+        self.newest = Some(manifest.policy);
         if self.ready.as_ref().is_some_and(|(policy, _)| *policy == manifest.policy) {
             return Ok(());
         }
@@ -101,12 +133,13 @@ impl Adapters {
 
     /// Stops the fetch under way and keeps what it has: before a newer one, and when its link is lost.
     pub async fn stop(&mut self) {
+        self.retry = None;
         let Some(Fetching { policy, task, stop }) = self.fetching.take() else { return };
         drop(stop);
         match task.await {
             Ok(Ok(bytes)) => self.ready = Some((policy, bytes)),
-            Ok(Err((Some(assembly), _))) => self.keep(*assembly),
-            Ok(Err((None, _))) | Err(_) => {}
+            Ok(Err(Broken { assembly: Some(assembly), .. })) => self.keep(*assembly),
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 
@@ -115,48 +148,60 @@ impl Adapters {
         self.unfinished.truncate(MAX_UNFINISHED);
     }
 
-    /// The next adapter that arrives, verified; never ready while none is on its way. Cancel-safe. One
-    /// that did not arrive is only logged: the learner announces its newest again on every link.
+    /// The next adapter that arrives, verified; never ready while none is on its way. Cancel-safe. A
+    /// fetch that fails is tried again after a while, as long as no newer adapter is announced.
     pub async fn arrived(&mut self, learner: &ToLearner) -> (PolicyDigest, Bytes) {
         if let Some(ready) = self.ready.take() {
-            self.last = Some(ready.clone());
-            return ready;
+            return self.take(ready, learner);
         }
         loop {
             let Some(Fetching { policy, task, .. }) = &mut self.fetching else {
-                return pending().await;
+                match self.retry {
+                    Some(at) => sleep_until(at).await,
+                    None => return pending().await,
+                }
+                self.retry = None;
+                if !self.unfinished.is_empty() {
+                    let assembly = self.unfinished.remove(0);
+                    self.start(assembly, learner);
+                }
+                continue;
             };
             let policy = *policy;
             let fetched = task.await;
             self.fetching = None;
-            let arrived = match fetched {
-                Ok(Ok(bytes)) => {
-                    self.last = Some((policy, bytes.clone()));
-                    Some((policy, bytes))
-                }
-                Ok(Err((assembly, reason))) => {
-                    warn!(policy = %policy.0.short(), "not fetched: {reason}");
-                    assembly.into_iter().for_each(|assembly| self.keep(*assembly));
-                    None
-                }
-                Err(failed) => {
-                    warn!(policy = %policy.0.short(), "not fetched: {failed}");
-                    None
-                }
+            let Broken { assembly, gone, reason } = match fetched {
+                Ok(Ok(bytes)) => return self.take((policy, bytes), learner),
+                Ok(Err(broken)) => broken,
+                Err(failed) => Broken::without(failed),
             };
-            self.awaited.remove(&policy);
-            // Whoever waits for an earlier one gets it now.
-            let next = self.unfinished.iter().position(|it| {
-                it.manifest().policy != policy && self.awaited.contains(&it.manifest().policy)
-            });
-            if let Some(at) = next {
-                let assembly = self.unfinished.remove(at);
-                self.start(assembly, learner);
-            }
-            if let Some(arrived) = arrived {
-                return arrived;
+            let wait = self.backoff.failed(f64::from(policy.0.0[0]) / 256.0);
+            warn!(policy = %policy.0.short(), "not fetched: {reason}");
+            if gone && self.newest != Some(policy) {
+                self.awaited.remove(&policy);
+            } else if let Some(assembly) = assembly {
+                self.keep(*assembly);
+                self.retry = Some(Instant::now() + wait);
             }
         }
+    }
+
+    /// One has arrived: the next ones start from it, and whoever waits for an earlier one gets that now.
+    fn take(
+        &mut self,
+        arrived: (PolicyDigest, Bytes),
+        learner: &ToLearner,
+    ) -> (PolicyDigest, Bytes) {
+        self.backoff.succeeded();
+        self.awaited.remove(&arrived.0);
+        self.last = Some(arrived.clone());
+        let awaited = &self.awaited;
+        let next = self.unfinished.iter().position(|it| awaited.contains(&it.manifest().policy));
+        if let Some(at) = next.filter(|_| self.fetching.is_none()) {
+            let assembly = self.unfinished.remove(at);
+            self.start(assembly, learner);
+        }
+        arrived
     }
 }
 
@@ -170,18 +215,16 @@ async fn fetch(
     debug!(policy = %assembly.manifest().policy.0.short(), all, less, "fetching");
     let result = tokio::select! {
         result = learner.fetch(&mut assembly) => result,
-        _ = stopped => return Err((Some(Box::new(assembly)), "a newer one was announced".into())),
+        _ = stopped => return Err(Broken::with(assembly, false, "it was stopped")),
     };
-    match result {
-        Ok(()) => {
-            let (delta, whole_chunks) = assembly.received();
-            // Hashing hundreds of megabytes would hold the link up.
-            let whole = tokio::task::spawn_blocking(move || assembly.finish()).await;
-            let whole = whole.map_err(|e| (None, e.to_string()))?;
-            metrics.adapter(delta, whole_chunks);
-            whole.map(Bytes::from).map_err(|e| (None, e.to_string()))
-        }
-        Err(error @ FetchError::Gone(_)) => Err((None, error.to_string())),
-        Err(error) => Err((Some(Box::new(assembly)), error.to_string())),
+    if let Err(error) = result {
+        let gone = matches!(error, FetchError::Gone(_));
+        return Err(Broken::with(assembly, gone, error));
     }
+    let (delta, whole) = assembly.received();
+    // Hashing hundreds of megabytes would hold the link up.
+    let finished = tokio::task::spawn_blocking(move || assembly.finish()).await;
+    let bytes = finished.map_err(Broken::without)?.map_err(Broken::without)?;
+    metrics.adapter(delta, whole);
+    Ok(bytes.into())
 }

@@ -28,17 +28,18 @@ pub trait AdapterStore: Send + Sync + 'static {
     fn chunk(&self, fetch: &Fetch) -> Option<AdapterChunk>;
 }
 
+#[derive(Clone)]
 struct Shelved {
     manifest: AdapterManifest,
     bytes: Bytes,
     deltas: Vec<Option<Bytes>>,
     /// Dropped with the adapter.
-    served: watch::Sender<()>,
+    served: Arc<watch::Sender<()>>,
 }
 
 /// Adapters served from memory.
 #[derive(Default)]
-pub struct AdapterShelf(Mutex<HashMap<PolicyDigest, Arc<Shelved>>>);
+pub struct AdapterShelf(Mutex<HashMap<PolicyDigest, Shelved>>);
 
 impl std::fmt::Debug for AdapterShelf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -47,7 +48,7 @@ impl std::fmt::Debug for AdapterShelf {
 }
 
 impl AdapterShelf {
-    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyDigest, Arc<Shelved>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<PolicyDigest, Shelved>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -55,16 +56,24 @@ impl AdapterShelf {
     /// to announce.
     pub fn put(&self, manifest: AdapterManifest, bytes: impl Into<Bytes>) -> AdapterManifest {
         let bytes = bytes.into();
-        let earlier = self.lock().values().max_by_key(|it| it.manifest.step).cloned();
+        let earlier = {
+            let mut shelf = self.lock();
+            // An update that changed nothing: whoever fetches it goes on.
+            if let Some(same) = shelf.get_mut(&manifest.policy) {
+                same.manifest.step = manifest.step;
+                return same.manifest.clone();
+            }
+            shelf.values().max_by_key(|it| it.manifest.step).cloned()
+        };
         // Not under the lock: this takes a while, and links ask for chunks meanwhile.
         let (manifest, deltas) = match earlier {
             Some(base) => manifest.with_delta(&bytes, base.manifest.policy, &base.bytes),
             None => (manifest, Vec::new()),
         };
         let deltas = deltas.into_iter().map(|delta| delta.map(Bytes::from)).collect();
-        let (served, _) = watch::channel(());
+        let served = Arc::new(watch::channel(()).0);
         let shelved = Shelved { manifest: manifest.clone(), bytes, deltas, served };
-        self.lock().insert(manifest.policy, Arc::new(shelved));
+        self.lock().insert(manifest.policy, shelved);
         manifest
     }
 
@@ -77,7 +86,7 @@ impl AdapterShelf {
 impl AdapterStore for AdapterShelf {
     fn chunk(&self, fetch: &Fetch) -> Option<AdapterChunk> {
         let shelf = self.lock();
-        let Shelved { manifest, bytes, deltas, served } = shelf.get(&fetch.policy)?.as_ref();
+        let Shelved { manifest, bytes, deltas, served } = shelf.get(&fetch.policy)?;
         let index = usize::try_from(fetch.chunk).ok()?;
         let (bytes, digest) = if fetch.delta {
             let delta = manifest.delta.as_ref()?.chunks.get(index)?.as_ref()?;

@@ -167,6 +167,13 @@ async fn an_actor_with_the_earlier_adapter_fetches_differences_and_one_without_f
     theirs.sender().fetch(&mut assembly).await.expect("served");
     assert_eq!(assembly.finish().expect("whole"), second);
 
+    // An update that changed nothing has the same chunks under a later step.
+    let later = learner.shelf.put(build(3, &second), second.clone());
+    assert_eq!(later, AdapterManifest { step: 3, ..manifest.clone() });
+    learner.shelf.retain(|held| held.step == 3);
+    let mut assembly = Assembly::new(manifest.clone()).expect("sound");
+    theirs.sender().fetch(&mut assembly).await.expect("served");
+
     // The learner serves no deltas of this one: the chunks come whole.
     learner.shelf.retain(|_| false);
     learner.shelf.put(build(2, &second), second.clone());
