@@ -175,19 +175,10 @@ impl Metrics {
         self.0.rejections.get_or_create(&[("rung", rung)]).inc();
     }
 
-    /// An optimizer step was made from so many sampled ids and ids trained on.
-    pub fn step(
-        &self,
-        step: u64,
-        sampled: u64,
-        trained: u64,
-        sampled_rate: f64,
-        trained_rate: f64,
-    ) {
+    /// An optimizer step was made: ids sampled and ids trained on, and how many a second.
+    pub fn step(&self, step: u64, sampled: (u64, f64), trained: (u64, f64)) {
         self.0.steps.set(gauge(step));
-        for (kind, count, rate) in
-            [("sampled", sampled, sampled_rate), ("trained", trained, trained_rate)]
-        {
+        for (kind, (count, rate)) in [("sampled", sampled), ("trained", trained)] {
             self.0.tokens.get_or_create(&[("kind", kind)]).inc_by(count);
             self.0.rates.get_or_create(&[("kind", kind)]).set(rate);
         }
@@ -281,7 +272,7 @@ mod tests {
         let counts = LeaseCounts { granted: 9, accepted: 4, ..LeaseCounts::default() };
         metrics.leases(&counts, 2);
         metrics.rejected("tokens");
-        metrics.step(5, 100, 80, 1234.5, 99.0);
+        metrics.step(5, (100, 1234.5), (80, 99.0));
         metrics.staleness(2);
         metrics.synced(Duration::from_millis(3));
         metrics.queue("events", 7);

@@ -33,10 +33,11 @@ fn simulate(
     for machine in 0..=actors {
         let mut sent = 0.0_f64;
         let mut received = vec![0.0_f64; children[machine].len()];
-        for index in 0..chunks {
+        let here = has[machine].clone();
+        for (index, ready) in here.into_iter().enumerate() {
             for (at, child) in children[machine].iter().enumerate() {
                 // The sender's port is free, the chunk is here, and the child's port is free.
-                let start = sent.max(has[machine][index]).max(received[at] - chunk / speed);
+                let start = sent.max(ready).max(received[at] - chunk / speed);
                 sent = start + chunk / speed;
                 received[at] = sent;
                 has[*child][index] = sent + latency;

@@ -44,6 +44,7 @@ fn cheat(join: Join, recipe: &Path) -> String {
         base: digests.weights,
         cap: 1 << 30,
         grace: Duration::ZERO,
+        metrics: actor::metrics::Metrics::default(),
     };
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let outcome = runtime.block_on(async {

@@ -30,6 +30,23 @@ pub enum RungName {
     Sampling,
 }
 
+impl RungName {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Frame => "frame",
+            Self::Lease => "lease",
+            Self::Tokens => "tokens",
+            Self::Calls => "calls",
+            Self::Trace => "trace",
+            Self::Replay => "replay",
+            Self::Reward => "reward",
+            Self::Group => "group",
+            Self::Sampling => "sampling",
+        }
+    }
+}
+
 /// Why an episode (or, for the last rung, a group) is refused. Positions, spans, turns and rows count
 /// from 0.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

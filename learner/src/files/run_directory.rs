@@ -265,6 +265,11 @@ impl RunDirectory {
         Ok(self.journal.sync()?)
     }
 
+    /// How long the journal is.
+    pub fn journal_bytes(&self) -> u64 {
+        self.journal.so_far().bytes
+    }
+
     /// Writes the accepted rollouts of one group, by generation.
     ///
     /// # Errors

@@ -13,12 +13,14 @@ use tracing::{info, warn};
 
 use super::{
     intake::{CollectCounts, CollectedGroup, Effect, Intake},
+    measured::Measured,
     watcher::Witness,
 };
 use crate::{
     audit::{AuditPool, Reason},
     leases::{Balance, GroupOrder},
     local_actors::LocalActors,
+    metrics::Metrics,
     serve::{Actor, Event, Server},
 };
 
@@ -78,6 +80,11 @@ impl Collector {
     /// Whether a group was ordered, now or before.
     pub fn knows(&self, group: u64) -> bool {
         self.intake.book().knows(group)
+    }
+
+    /// Where metrics are kept.
+    pub fn metrics(&self) -> &Metrics {
+        self.server.metrics()
     }
 
     /// Logs who joins to the run's directory.
@@ -144,6 +151,12 @@ impl Collector {
     /// # Errors
     /// As [`Self::collect`].
     pub fn attend(&mut self, patience: Duration, witness: &mut dyn Witness) -> Result<(), Failure> {
+        let metrics = self.metrics().clone();
+        let counts = self.intake.counts();
+        metrics.leases(&counts.leases, counts.unreadable);
+        metrics.queue("episodes", self.intake.waiting());
+        metrics.queue("leases", self.intake.book().waiting());
+        let witness = &mut Measured { witness, metrics };
         if self.interrupt.raised() {
             return Err(Failure::Interrupted("interrupted".into()));
         }
@@ -193,6 +206,7 @@ impl Collector {
         refused: &BTreeMap<usize, Reason>,
         witness: &mut dyn Witness,
     ) -> Result<(), Failure> {
+        let witness = &mut Measured { witness, metrics: self.metrics().clone() };
         self.intake.refuse_collected(group, refused, witness)
     }
 

@@ -5,6 +5,7 @@ pub mod collect;
 pub mod earlier;
 pub mod follow;
 pub mod intake;
+mod measured;
 pub mod online;
 pub mod record;
 pub mod replay;

@@ -158,6 +158,17 @@ impl Learner {
             update: report,
         };
         files.step(&record, record.update.grad_norm).map_err(Failure::fault)?;
+        let metrics = self.collector.metrics();
+        metrics.step(
+            u64::from(record.step),
+            (sampled as u64, record.rollout_tokens_per_second),
+            (record.update.tokens as u64, record.update_tokens_per_second),
+        );
+        for (group, policy_step) in groups.iter().zip(&played) {
+            let behind = u64::from(self.step - 1).saturating_sub(*policy_step);
+            group.rollouts.iter().for_each(|_| metrics.staleness(behind));
+        }
+        metrics.journal(files.journal_bytes());
         self.seconds += started.elapsed().as_secs_f64();
         self.commit(files)?;
         // Nobody plays a policy, and no group is ordered under it, before its step is committed.
