@@ -1,7 +1,7 @@
 //! Adapter manifests: what a broadcast promises.
 //!
 //! A manifest lists the digest of each chunk of an adapter, and for each chunk that has one the digest
-//! of a shorter [delta](crate::delta) against the same chunk of an earlier broadcast. Who receives a
+//! of a shorter [`delta`] against the same chunk of an earlier broadcast. Who receives a
 //! chunk, whole or as a delta, from anyone, holds it against these.
 
 use crate::{
