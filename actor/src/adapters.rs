@@ -1,7 +1,10 @@
 //! Adapters on their way to this actor: the newest first, as differences to the last that arrived,
 //! going on after a lost link where they stopped.
 
-use std::{collections::BTreeSet, future::pending};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    future::pending,
+};
 
 use bytes::Bytes;
 use protocol::{AdapterManifest, Assembly, Backoff, Digest, FetchError, PolicyDigest, ToLearner};
@@ -19,6 +22,8 @@ use crate::metrics::Metrics;
 const MAX_UNFINISHED: usize = 4;
 /// Policies that leases are remembered to wait for.
 const MAX_AWAITED: usize = 64;
+/// Announcements that are remembered: a lease may name an older policy.
+const MAX_KNOWN: usize = 80;
 
 /// Why an adapter did not arrive.
 struct Broken {
@@ -66,6 +71,8 @@ pub struct Adapters {
     backoff: Backoff,
     /// Policies that leases wait for.
     awaited: BTreeSet<PolicyDigest>,
+    /// What was announced, oldest first.
+    known: VecDeque<AdapterManifest>,
     metrics: Metrics,
 }
 
@@ -82,16 +89,53 @@ impl Adapters {
             retry: None,
             backoff: Backoff::default(),
             awaited: BTreeSet::new(),
+            known: VecDeque::new(),
             metrics,
         }
     }
 
-    /// Leases came that wait for a policy: its adapter is worth finishing though a newer one comes.
-    pub fn awaited(&mut self, policy: PolicyDigest) {
+    /// Leases came that wait for a policy: its adapter is worth fetching though newer ones came.
+    ///
+    /// # Errors
+    /// As [`Self::announced`].
+    pub fn awaited(&mut self, policy: PolicyDigest, learner: &ToLearner) -> Result<(), Failure> {
         if self.awaited.len() >= MAX_AWAITED {
             self.awaited.clear();
         }
         self.awaited.insert(policy);
+        if self.ready.is_some() {
+            return Ok(());
+        }
+        if let Some(last) = self.last.as_ref().filter(|(last, _)| *last == policy) {
+            self.ready = Some(last.clone());
+            return Ok(());
+        }
+        self.fetch_awaited(learner)
+    }
+
+    /// Starts with what leases wait for, where there is anything and nothing is under way.
+    fn fetch_awaited(&mut self, learner: &ToLearner) -> Result<(), Failure> {
+        if self.fetching.is_some() || self.retry.is_some() {
+            return Ok(());
+        }
+        let awaited = &self.awaited;
+        let half = self.unfinished.iter().position(|it| awaited.contains(&it.manifest().policy));
+        let assembly = match half {
+            Some(at) => self.unfinished.remove(at),
+            None => {
+                let known = self.known.iter().find(|it| awaited.contains(&it.policy));
+                let Some(known) = known else { return Ok(()) };
+                Assembly::new(known.clone()).map_err(Failure::fault)?
+            }
+        };
+        self.start(assembly, learner);
+        Ok(())
+    }
+
+    fn next(&mut self, learner: &ToLearner) {
+        if let Err(failure) = self.fetch_awaited(learner) {
+            warn!("not fetched: {failure}");
+        }
     }
 
     /// Fetches an adapter that was announced. The newest wins: an older fetch stops.
@@ -104,6 +148,11 @@ impl Adapters {
         learner: &ToLearner,
     ) -> Result<(), Failure> {
         manifest.check_policy(&self.weights).map_err(Failure::fault)?;
+        self.known.retain(|it| it.policy != manifest.policy);
+        self.known.push_back(manifest.clone());
+        if self.known.len() > MAX_KNOWN {
+            self.known.pop_front();
+        }
         self.stop().await;
         self.backoff.succeeded();
         self.newest = Some(manifest.policy);
@@ -179,6 +228,8 @@ impl Adapters {
             warn!(policy = %policy.0.short(), "not fetched: {reason}");
             if gone && self.newest != Some(policy) {
                 self.awaited.remove(&policy);
+                self.known.retain(|it| it.policy != policy);
+                self.next(learner);
             } else if let Some(assembly) = assembly {
                 self.keep(*assembly);
                 self.retry = Some(Instant::now() + wait);
@@ -195,12 +246,7 @@ impl Adapters {
         self.backoff.succeeded();
         self.awaited.remove(&arrived.0);
         self.last = Some(arrived.clone());
-        let awaited = &self.awaited;
-        let next = self.unfinished.iter().position(|it| awaited.contains(&it.manifest().policy));
-        if let Some(at) = next.filter(|_| self.fetching.is_none()) {
-            let assembly = self.unfinished.remove(at);
-            self.start(assembly, learner);
-        }
+        self.next(learner);
         arrived
     }
 }

@@ -309,11 +309,6 @@ async fn play(
             message = link.recv() => match message {
                 Ok(FromLearner::Grant(leases)) => {
                     let leases = rollout.desk.granted(leases);
-                    for policy in leases.iter().map(|lease| lease.policy) {
-                        if !rollout.held.contains(&policy) {
-                            rollout.adapters.awaited(policy);
-                        }
-                    }
                     rollout.tell(Command::Play(leases))?;
                     // A grant uses up free slots that the learner knows of already.
                     free = Some(rollout.desk.free());
@@ -332,6 +327,12 @@ async fn play(
                     Some(Report::Holding(policy)) => {
                         rollout.held.insert(policy);
                         sender.holding(policy).await
+                    }
+                    Some(Report::Wanting(policy)) => {
+                        if !rollout.held.contains(&policy) {
+                            rollout.adapters.awaited(policy, &sender)?;
+                        }
+                        Ok(())
                     }
                     Some(Report::Dropped(policy)) => {
                         rollout.held.remove(&policy);

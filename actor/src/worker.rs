@@ -37,6 +37,8 @@ pub enum Command {
 pub enum Report {
     /// New episodes can be played with this policy.
     Holding(PolicyDigest),
+    /// Leases wait for a policy that is not held.
+    Wanting(PolicyDigest),
     /// A policy was forgotten: nothing plays it and newer ones came.
     Dropped(PolicyDigest),
     /// A lease ended.
@@ -130,7 +132,12 @@ impl Worker {
                     if self.held.contains(&lease.policy) {
                         self.play(lease);
                     } else {
-                        self.waiting.entry(lease.policy).or_default().push(lease);
+                        let policy = lease.policy;
+                        let waiting = self.waiting.entry(policy).or_default();
+                        waiting.push(lease);
+                        if waiting.len() == 1 {
+                            self.report(Report::Wanting(policy));
+                        }
                     }
                 }
             }
@@ -157,7 +164,7 @@ impl Worker {
         let (reports, engine) = (&self.reports, self.player.engine());
         self.held.retain(|held| {
             // A policy with episodes in flight is refused here and tried again at the next adoption.
-            let dropped = surplus > 0 && engine.drop_adapter(held).is_ok();
+            let dropped = surplus > 0 && *held != policy && engine.drop_adapter(held).is_ok();
             if dropped {
                 surplus -= 1;
                 drop(reports.send(Report::Dropped(*held)));

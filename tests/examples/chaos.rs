@@ -22,7 +22,7 @@ struct Arguments {
     #[arg(long, default_value_t = 10)]
     steps: u32,
     /// Milliseconds between two kills at most.
-    #[arg(long, default_value_t = 2500)]
+    #[arg(long, default_value_t = 700)]
     pause: u64,
     /// Updates that actors play ahead.
     #[arg(long, default_value_t = 0)]
