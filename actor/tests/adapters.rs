@@ -121,13 +121,35 @@ async fn an_older_adapter_that_leases_wait_for_is_fetched_after_the_newest() {
     let mut adapters = Adapters::new(admission().model.weights, metrics);
     let (old, old_bytes) = sides.publish(1, 2);
     let (new, new_bytes) = sides.publish(2, 2);
-    adapters.awaited(old.policy);
+    adapters.awaited(old.policy, &sender).expect("sound");
     adapters.announced(old.clone(), &sender).await.expect("sound");
     adapters.announced(new.clone(), &sender).await.expect("sound");
     let first = adapters.arrived(&sender).await;
     let second = adapters.arrived(&sender).await;
     assert_eq!(first, (new.policy, new_bytes.into()));
     assert_eq!(second, (old.policy, old_bytes.into()));
+}
+
+#[tokio::test]
+async fn an_older_adapter_is_fetched_when_leases_name_it_after_the_newest_has_come() {
+    let mut sides = sides();
+    let (theirs, _ours) = sides.link().await;
+    let (sender, metrics) = (theirs.sender(), Metrics::default());
+    let mut adapters = Adapters::new(admission().model.weights, metrics);
+    let (old, old_bytes) = sides.publish(1, 2);
+    let (new, new_bytes) = sides.publish(2, 2);
+    // As a learner announces to an actor that joins: what leases may name, the newest last.
+    adapters.announced(old.clone(), &sender).await.expect("sound");
+    adapters.announced(new.clone(), &sender).await.expect("sound");
+    assert_eq!(adapters.arrived(&sender).await, (new.policy, new_bytes.clone().into()));
+    adapters.awaited(old.policy, &sender).expect("sound");
+    assert_eq!(adapters.arrived(&sender).await, (old.policy, old_bytes.into()));
+    // The policy that came last is there already.
+    adapters.awaited(old.policy, &sender).expect("sound");
+    assert_eq!(adapters.arrived(&sender).await.0, old.policy);
+    // One that was forgotten meanwhile comes once more.
+    adapters.awaited(new.policy, &sender).expect("sound");
+    assert_eq!(adapters.arrived(&sender).await, (new.policy, new_bytes.into()));
 }
 
 #[tokio::test]

@@ -108,3 +108,37 @@ fn a_run_that_plays_ahead_repeats_itself_is_audited_and_goes_on_after_a_kill() {
     let round = round(&demo, &dir, 5, Duration::from_millis(1500), &mut dice);
     assert_eq!(round.end["adapter_sha256"], quiet["adapter_sha256"], "{round:?}");
 }
+
+#[test]
+fn an_actor_that_is_asked_to_leave_finishes_what_it_has_in_hand() {
+    let demo = Demo::new(4);
+    let quiet = undisturbed(&demo);
+    let identity = demo.dir.path().join("identity");
+    let mut learner = Command::new(&programs().learner);
+    learner.arg("train").arg(demo.write()).args(["--device", "cpu", "--json", "--identity"]);
+    let learner = start(learner.arg(&identity));
+    learner.event("listening");
+    let actor = |name: &str| {
+        let mut command = Command::new(&programs().actor);
+        command.args(["join", "--device", "cpu", "--slots", "4", "--join-file"]);
+        command.arg(identity.join("join")).arg("--spool").arg(demo.dir.path().join(name));
+        let model = demo.recipe["model"]["path"].as_str().expect("a path");
+        start(command.args(["--model", model]))
+    };
+    let first = actor("one");
+    learner.event("step");
+    first.signal("TERM");
+    let first = finish(first);
+    assert_eq!(first.status.code(), Some(0), "{}", first.stderr);
+    assert!(first.stderr.contains("0 leases went back"), "{}", first.stderr);
+    let spool = std::fs::read_dir(demo.dir.path().join("one")).expect("a spool");
+    let names = spool.map(|it| it.expect("an entry").file_name().to_string_lossy().into_owned());
+    let left: Vec<String> = names.filter(|name| name.ends_with(".episode")).collect();
+    assert!(left.is_empty(), "{left:?} are not acknowledged");
+    // Its spool is another's only when it has let go of it.
+    let second = actor("one");
+    let end = last(&finish(learner));
+    assert_eq!(finish(second).status.code(), Some(0));
+    assert_eq!(end["adapter_sha256"], quiet["adapter_sha256"]);
+    assert_eq!((&end["counts"]["failed"], &end["counts"]["expired"]), (&0.into(), &0.into()));
+}

@@ -4,6 +4,8 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use policy::score::ValueHead;
+use protocol::folder::Disk;
+use serde_json::Value;
 
 use super::{CheckName, Report, ledger::Ledger, terms::Terms};
 use crate::files::{CHECKPOINT, Checkpoints, JOURNAL, METRICS, REJECTED, TOKENIZER};
@@ -129,4 +131,10 @@ pub(super) fn unexpected(terms: &Terms, ledger: &Ledger, report: &mut Report) {
     check(Journal, Path::new(CHECKPOINT), &checkpoint);
     let tokenizer = terms.manifest.policy_format.files.keys().cloned().collect();
     check(Tokenizer, Path::new(TOKENIZER), &tokenizer);
+    if let Some(commit) = ledger.commit {
+        let checkpoints = Checkpoints::new(Disk::at(terms.directory.join(CHECKPOINT)));
+        if let Err(error) = checkpoints.read::<Value>(commit.number, commit.checkpoint) {
+            report.fail(Journal, "checkpoint", CHECKPOINT, error);
+        }
+    }
 }

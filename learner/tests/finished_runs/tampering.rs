@@ -26,6 +26,11 @@ fn slip(run: &Path, folder: &str) {
     fs::write(run.join(folder).join(".slipped"), "in").expect("written");
 }
 
+fn first_file(run: &Path, folder: &str) -> std::path::PathBuf {
+    let mut listed = fs::read_dir(run.join(folder)).expect("listed");
+    listed.next().expect("one").expect("an entry").path()
+}
+
 /// Edits the metrics' lines and mends their hash.
 fn remetric(run: &Path, edit: impl FnOnce(&mut Vec<&str>)) {
     let path = run.join("metrics.jsonl");
@@ -40,7 +45,7 @@ fn remetric(run: &Path, edit: impl FnOnce(&mut Vec<&str>)) {
 pub(crate) type Tampering = (&'static str, fn(&Path), &'static str);
 
 /// What is done to the directory, and the name under which it must be found.
-pub(crate) const TAMPERINGS: [Tampering; 60] = [
+pub(crate) const TAMPERINGS: [Tampering; 62] = [
     (
         "an evidence line edited",
         |run| {
@@ -492,6 +497,17 @@ pub(crate) const TAMPERINGS: [Tampering; 60] = [
     ("a file among the policies", |run| slip(run, "policies"), "unexpected_file"),
     ("a hidden file among the refusals", |run| slip(run, "rejected"), "unexpected_file"),
     ("a file in the journal", |run| slip(run, "journal"), "unexpected_file"),
+    ("a file among the checkpoints", |run| slip(run, "checkpoint"), "unexpected_file"),
+    (
+        "another checkpoint",
+        |run| {
+            let path = first_file(run, "checkpoint");
+            let mut bytes = fs::read(&path).expect("read");
+            bytes.reverse();
+            fs::write(path, bytes).expect("written");
+        },
+        "checkpoint",
+    ),
     (
         "the last adapter not named",
         |run| manifest(run, |it| it["last_adapter"] = json!(null)),
