@@ -7,7 +7,7 @@ mod support;
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -126,6 +126,108 @@ fn stands_in_for_an_actor() {
     let arguments = json!({"path": Path::new(&path)}).to_string();
     episode.call(0, &call("leave", &arguments), CallPermit::Run).expect("runs");
     drop(episode.call(1, &hang(), CallPermit::Run));
+}
+
+/// Names a folder where this program stands in for an actor with many episodes.
+const MANY: &str = "ROLLCALL_TEST_MANY";
+const EPISODES: u64 = 64;
+
+/// Another program, which ends with the test.
+struct Actor(Child);
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// The KiB that processes hold together, shared pages in shares.
+fn memory(ids: impl Iterator<Item = u32>) -> u64 {
+    ids.filter_map(|id| {
+        let text = fs::read_to_string(format!("/proc/{id}/smaps_rollup")).ok()?;
+        let line = text.lines().find(|line| line.starts_with("Pss:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    })
+    .sum()
+}
+
+/// Every process below one.
+fn below(root: u32) -> Vec<u32> {
+    let parent = |id: u32| -> Option<u32> {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+    };
+    let all = fs::read_dir("/proc").expect("Linux").flatten();
+    let all: Vec<u32> = all.filter_map(|it| it.file_name().to_str()?.parse().ok()).collect();
+    let mut found = vec![root];
+    let mut place = 0;
+    while let Some(above) = found.get(place).copied() {
+        found.extend(all.iter().copied().filter(|id| parent(*id) == Some(above)));
+        place += 1;
+    }
+    found.split_off(1)
+}
+
+#[test]
+fn sixty_four_episodes_at_once_are_bounded_and_leave_nothing_when_the_actor_is_killed() {
+    if env::var_os(MANY).is_some() || !Path::new("/proc/self/smaps_rollup").exists() {
+        return;
+    }
+    let Some(_) = spec(30) else { return };
+    let dir = tempfile::tempdir().expect("a directory");
+    let actor = Command::new(env::current_exe().expect("this program"))
+        .args(["--exact", "stands_in_for_an_actor_with_many_episodes", "--nocapture"])
+        .env(MANY, dir.path())
+        .stdout(Stdio::null())
+        .spawn();
+    let mut actor = Actor(actor.expect("starts"));
+    let file = |episode: u64| dir.path().join(episode.to_string());
+    let running = || (0..EPISODES).filter(|episode| file(*episode).exists()).count() as u64;
+    let started = Instant::now();
+    while running() < EPISODES && started.elapsed() < Duration::from_secs(300) {
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(running(), EPISODES, "episodes run");
+    println!("{EPISODES} episodes: all run after {:.1?}", started.elapsed());
+    let mut tree = below(actor.0.id());
+    // Sessions of their own, which their player may not be above of.
+    tree.extend((0..EPISODES).flat_map(|episode| ids(&file(episode))));
+    tree.sort_unstable();
+    tree.dedup();
+    // A guardian, a worker, a player and what each left.
+    assert!(tree.len() as u64 >= 5 * EPISODES, "{} processes", tree.len());
+    let held = memory(tree.iter().copied()) / 1024;
+    println!("{EPISODES} episodes: {} processes, {held} MiB", tree.len());
+    assert!(held < 32 * EPISODES, "{held} MiB");
+    actor.0.kill().expect("killed");
+    actor.0.wait().expect("reaped");
+    eventually("its processes are gone", || !tree.iter().any(|id| alive(*id)));
+    // What the guardians leave is reaped by whoever takes orphans.
+    let there = |id: &u32| Path::new(&format!("/proc/{id}")).exists();
+    eventually("no zombie is left", || !tree.iter().any(there));
+}
+
+/// Plays many episodes that hang, when it is told to.
+#[test]
+fn stands_in_for_an_actor_with_many_episodes() {
+    let Some(folder) = env::var_os(MANY) else { return };
+    let spec = spec(600).expect("Python is here");
+    let play = |number: u64| {
+        let task = task("{}");
+        let opened = spec.open().expect("opens");
+        let mut episode =
+            Recorder::start(opened, key(&task, number), spec.limits()).expect("resets");
+        let arguments = json!({"path": Path::new(&folder).join(number.to_string())}).to_string();
+        episode.call(0, &call("leave", &arguments), CallPermit::Run).expect("runs");
+        drop(episode.call(1, &hang(), CallPermit::Run));
+    };
+    thread::scope(|scope| {
+        for number in 0..EPISODES {
+            let play = &play;
+            scope.spawn(move || play(number));
+        }
+    });
 }
 
 #[test]

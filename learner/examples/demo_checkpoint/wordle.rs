@@ -1,4 +1,4 @@
-//! The word game. Few of its scripted games use what the answers say, for a success rate of about 0.3.
+//! The word game. Few of its scripted games use what the answers say, for a success rate of about 0.4.
 
 use environments::{EnvironmentSpec, Move, play, wordle::hidden_words};
 use learner::dataset::{conversation, outside_a_run};
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use crate::{Demo, Made, checkpoint::Shape, random::Random};
 
 const PROMPT: &str = "Find the hidden word.\n";
-const WORDS: i64 = 24;
-const GUESSES: u32 = 4;
+const WORDS: i64 = 12;
+const GUESSES: u32 = 3;
 
 /// How a game is played.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ enum Style {
     Random,
 }
 
-const STYLES: [(Style, i64); 2] = [(Style::Careful, 20), (Style::Random, 80)];
+const STYLES: [(Style, i64); 2] = [(Style::Careful, 30), (Style::Random, 70)];
 
 pub(crate) fn demo() -> Demo {
     Demo {
