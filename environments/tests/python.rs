@@ -256,6 +256,22 @@ fn rewards_are_finite_and_within_their_range() {
 }
 
 #[test]
+fn a_section_may_name_the_field_that_holds_the_reward() {
+    let settings = json!({"reward": "total", "reward_range": [0, 100], "success_reward": 10});
+    let Some(spec) = class("odd:Odd", settings) else { return };
+    for (n, success) in [(5, false), (10, true), (30, true)] {
+        let task = task("{}");
+        let calls = [("add", json!({"n": n}).to_string())];
+        let score = converse(&spec, key(&task, 1), &calls).finish().expect("scored").score;
+        assert_eq!((score.reward, score.success), (f64::from(n), success));
+    }
+    let Some(method) = class("odd:Odd", json!({"reward": "win"})) else { return };
+    let fault = method.open().and_then(|mut it| it.score()).expect_err("no reset").to_string();
+    assert!(fault.contains("no reset"), "{fault}");
+    assert!(method.tools().expect("described").iter().all(|tool| tool.name != "win"), "no tool");
+}
+
+#[test]
 fn what_a_failing_call_changed_counts_and_a_call_after_the_end_does_not_run() {
     let Some(spec) = class("odd:Odd", json!({})) else { return };
     let rows = said(
