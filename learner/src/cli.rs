@@ -15,7 +15,7 @@ use crate::{
     dataset::{self, DatasetOptions},
     plan::{describe, plan_at, plan_inputs},
     ppo::{self, PpoOptions},
-    ranks::{Backend, Place, RankOptions, Ranks, Role},
+    ranks::{Backend, Place, RankOptions, Ranks, Role, in_turn},
     recipe::PpoInputs,
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
@@ -339,7 +339,11 @@ impl NetworkArguments {
 /// # Errors
 /// Whatever ends it before its work is done.
 pub fn run(cli: Cli) -> Result<(), Failure> {
-    match cli.command {
+    in_turn(carry_out(cli.command))
+}
+
+fn carry_out(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Sft { recipe, output, resume, device, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };

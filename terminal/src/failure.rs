@@ -26,17 +26,26 @@ impl Failure {
         Self::Fault(error.to_string())
     }
 
+    /// The exit status.
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Mistake(_) => 2,
+            Self::Fault(_) => 1,
+            Self::Interrupted(_) => 130,
+            Self::Said(status) => *status,
+        }
+    }
+
     /// Prints the one line and gives the exit status.
     pub fn report(&self) -> ExitCode {
-        let (status, text) = match self {
-            Self::Mistake(text) => (2, format!("error: {text}")),
-            Self::Fault(text) => (1, format!("error: {text}")),
-            Self::Interrupted(text) => (130, text.clone()),
-            Self::Said(status) => return ExitCode::from(*status),
+        let text = match self {
+            Self::Mistake(text) | Self::Fault(text) => format!("error: {text}"),
+            Self::Interrupted(text) => text.clone(),
+            Self::Said(_) => return ExitCode::from(self.status()),
         };
         // One line, whatever a library put into its message.
         eprintln!("{}", text.replace('\n', " "));
-        ExitCode::from(status)
+        ExitCode::from(self.status())
     }
 }
 

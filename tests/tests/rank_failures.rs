@@ -13,7 +13,9 @@ use std::{
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tests::{Finished, Started, children, digest, finish, programs, signal, start, workspace};
+use tests::{
+    Demo, Finished, Started, children, digest, finish, programs, signal, start, workspace,
+};
 
 fn golden() -> PathBuf {
     workspace().join("learner/tests/golden/rows").canonicalize().expect("there")
@@ -153,6 +155,47 @@ fn a_run_whose_rank_is_killed_ends_at_once_and_goes_on_to_the_same_adapter() {
         assert_eq!(other.status.code(), Some(2), "{}", other.stderr);
         assert!(error(&other).contains("had 2 ranks, and this one has 1"), "{}", other.stderr);
     }
+}
+
+#[test]
+fn an_online_run_whose_rank_is_killed_goes_on_to_the_same_adapter() {
+    let train = |demo: &Demo, more: &[&str]| {
+        let mut command = Command::new(&programs().learner);
+        command.arg("train").arg(demo.write()).args(["--device", "cpu", "--json"]);
+        start(command.args(["--local-actors", "1", "--nproc-per-node", "2"]).args(more))
+    };
+    let whole = Demo::new(6);
+    let expected = end(&finish(train(&whole, &[])));
+    let killed = Demo::new(6);
+    for (resume, victim, step) in [(false, 1, 1), (true, 0, 3)] {
+        let started = train(&killed, if resume { &["--resume"] } else { &[] });
+        started.line(|line| {
+            let value: Value = serde_json::from_str(line).expect("JSON");
+            (value["event"] == "step" && value["step"].as_u64() >= Some(step)).then_some(())
+        });
+        let ranks = children(started.child.id());
+        assert_eq!(ranks.len(), 2, "two ranks");
+        signal(ranks[victim], "KILL");
+        let finished = finish(started);
+        assert!(error(&finished).contains(&format!("rank {victim}")), "{}", finished.stderr);
+    }
+    let resumed = end(&finish(train(&killed, &["--resume"])));
+    assert_eq!(resumed["adapter_sha256"], expected["adapter_sha256"]);
+    assert_eq!(resumed["counts"]["accepted"], expected["counts"]["accepted"]);
+}
+
+#[test]
+fn a_mistake_that_all_ranks_make_is_said_once() {
+    let run = Run::new("sft");
+    let path = run.dir.path().join("recipe.json");
+    let mut recipe: Value = serde_json::from_slice(&fs::read(&path).expect("read")).expect("JSON");
+    recipe["training"]["epochs"] = json!(1);
+    fs::write(&path, recipe.to_string()).expect("written");
+    let since = Instant::now();
+    let finished = finish(run.start(&[]));
+    assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
+    assert!(error(&finished).contains("training.epochs is unknown"), "{}", finished.stderr);
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 }
 
 #[test]

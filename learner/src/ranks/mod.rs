@@ -30,4 +30,5 @@ pub use nccl::NcclCollective;
 pub use rendezvous::{Meeting, RankSecret, meet};
 pub use session::{Backend, RankOptions, Ranks, Role};
 pub use share::{share, split_even};
+pub use spawn::in_turn;
 pub use tcp::{OnFailure, TcpCollective};

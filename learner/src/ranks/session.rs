@@ -108,17 +108,21 @@ impl RankOptions {
         if place.world > 1 {
             tracing::info!("{place}");
         }
-        let silent = place.rank > 0 && place.one_machine;
+        let voice = Voice {
+            others: place.rank == 0 || !place.one_machine,
+            has_parent: spawn::has_parent(),
+            leads: place.rank == 0,
+        };
         let meeting = Meeting {
             place: place.clone(),
             secret,
             run,
             deadline: self.meeting,
             timeout: self.timeout,
-            on_failure: Box::new(move |error| end(error, silent)),
+            on_failure: Box::new(move |error| end(error, voice)),
         };
         let ranks = meet(meeting).map_err(failure)?;
-        Ok(Ranks { inner: self.backend(ranks, device)?, silent })
+        Ok(Ranks { inner: self.backend(ranks, device)?, voice })
     }
 
     #[cfg(feature = "nccl")]
@@ -162,14 +166,44 @@ fn failure(error: RankError) -> Failure {
     }
 }
 
+/// Which failures this rank says itself: ranks that share a terminal say each once.
+#[derive(Clone, Copy, Debug)]
+struct Voice {
+    /// Those that come from other ranks.
+    others: bool,
+    /// A process of this machine waits for all ranks, and says who was ended by a signal.
+    has_parent: bool,
+    /// This is rank 0, which hears of all.
+    leads: bool,
+}
+
+impl Voice {
+    /// A failure because of another rank.
+    fn of_other(self, error: RankError) -> Failure {
+        match error {
+            RankError::Gone { .. } if self.has_parent => Failure::Said(1),
+            RankError::Ended(_) | RankError::Gone { .. } | RankError::Hangs { .. }
+                if !self.others =>
+            {
+                Failure::Said(1)
+            }
+            error => Failure::fault(error),
+        }
+    }
+
+    /// A failure of this rank, of which rank 0 has heard.
+    fn of_own(self, failure: Failure) -> Failure {
+        if self.has_parent && !self.leads { Failure::Said(failure.status()) } else { failure }
+    }
+}
+
 /// Ends this process because of another rank. The main thread may be in the middle of a long
 /// computation, or about to say the same: it gets a moment for an orderly end.
-fn end(error: &RankError, silent: bool) {
+fn end(error: &RankError, voice: Voice) {
     let error = error.clone();
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_secs(5));
-        let failure = if silent { Failure::Said(1) } else { Failure::fault(error) };
-        failure.report();
+        voice.of_other(error).report();
         std::process::exit(1);
     });
 }
@@ -177,7 +211,7 @@ fn end(error: &RankError, silent: bool) {
 /// This process among the ranks of its run: the [`Collective`], with failures as a program reports them.
 pub struct Ranks {
     inner: Box<dyn Collective>,
-    silent: bool,
+    voice: Voice,
 }
 
 impl std::fmt::Debug for Ranks {
@@ -194,7 +228,8 @@ impl Ranks {
 
     /// Ranks that have met.
     pub fn over(inner: Box<dyn Collective>) -> Self {
-        Self { inner, silent: false }
+        let leads = inner.rank() == 0;
+        Self { inner, voice: Voice { others: true, has_parent: false, leads } }
     }
 
     /// This rank, from 0.
@@ -212,16 +247,8 @@ impl Ranks {
         self.rank() == 0
     }
 
-    /// The line is said once, by rank 0, where all ranks share a terminal.
     fn done<T>(&self, result: Result<T, RankError>) -> Result<T, Failure> {
-        result.map_err(|error| match error {
-            RankError::Ended(_) | RankError::Gone { .. } | RankError::Hangs { .. }
-                if self.silent =>
-            {
-                Failure::Said(1)
-            }
-            error => Failure::fault(error),
-        })
+        result.map_err(|error| self.voice.of_other(error))
     }
 
     /// See [`Collective::all_reduce`].
@@ -301,11 +328,10 @@ impl Ranks {
                 let finished = self.inner.finish();
                 self.done(finished).map(|()| value)
             }
+            Err(failure @ Failure::Said(_)) => Err(failure),
             Err(failure) => {
-                if !matches!(failure, Failure::Said(_)) {
-                    self.inner.abort(&failure.to_string());
-                }
-                Err(failure)
+                self.inner.abort(&failure.to_string());
+                Err(self.voice.of_own(failure))
             }
         }
     }

@@ -18,6 +18,11 @@ use super::{
 const PARENT: &str = "ROLLCALL_RANK_PARENT";
 /// How many threads a process computes with on the CPU.
 const THREADS: &str = "RAYON_NUM_THREADS";
+/// What rank 0's failure has to reach the terminal before the others are ended: they own no files, and
+/// would only say the same.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// How long the other ranks keep a failure to themselves that rank 0 may be about to say.
+const TURN: Duration = Duration::from_secs(2);
 /// What the other ranks have to end by themselves once one has failed.
 const GRACE: Duration = Duration::from_secs(15);
 
@@ -78,11 +83,15 @@ pub(super) fn run(count: usize, interrupt: &Interrupt) -> Result<(), Failure> {
 fn wait(ranks: &mut Ranks, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut ended: Vec<Option<ExitStatus>> = vec![None; ranks.0.len()];
     let mut failed: Option<(usize, ExitStatus, Instant)> = None;
+    let mut killed: Option<(usize, i32)> = None;
     let mut told = false;
     loop {
         for (rank, child) in ranks.0.iter_mut().enumerate() {
             if ended[rank].is_none() {
                 ended[rank] = child.try_wait().map_err(Failure::fault)?;
+                if let Some(signal) = ended[rank].and_then(|status| status.signal()) {
+                    killed.get_or_insert((rank, signal));
+                }
                 if let Some(status) = ended[rank]
                     && !status.success()
                     && failed.is_none()
@@ -103,26 +112,52 @@ fn wait(ranks: &mut Ranks, interrupt: &Interrupt) -> Result<(), Failure> {
                 }
             }
         }
-        if failed.is_some_and(|(_, _, since)| since.elapsed() > GRACE) {
+        let grace = match ended.first() {
+            Some(Some(status)) if !status.success() => LAST_WORDS,
+            _ => GRACE,
+        };
+        if failed.is_some_and(|(_, _, since)| since.elapsed() > grace) {
             break;
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+    // The others end because of it, and may have been seen to end before it.
+    if let Some((rank, signal)) = killed {
+        return Err(Failure::Fault(format!(
+            "rank {rank} was ended by signal {signal}: the run ends on all ranks"
+        )));
+    }
     match failed {
         None => Ok(()),
-        Some((rank, status, _)) => Err(match (status.signal(), status.code()) {
-            (Some(signal), _) => {
-                Failure::Fault(format!("rank {rank} was ended by signal {signal}"))
-            }
+        Some((_, status, _)) => {
             // It has said why.
-            (_, code) => Failure::Said(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)),
-        }),
+            let status = status.code().and_then(|code| u8::try_from(code).ok());
+            Err(Failure::Said(status.unwrap_or(1)))
+        }
     }
+}
+
+/// What a rank says at its end: where it is not the first of those that [`run`] started, only what rank 0
+/// has not said, as it says every mistake in a recipe.
+///
+/// # Errors
+/// That of `result`.
+pub fn in_turn<T>(result: Result<T, Failure>) -> Result<T, Failure> {
+    let other = has_parent() && std::env::var(OWN[0]).is_ok_and(|rank| rank != "0");
+    if other && result.as_ref().is_err_and(|failure| !matches!(failure, Failure::Said(_))) {
+        std::thread::sleep(TURN);
+    }
+    result
+}
+
+/// Whether this process was started by [`run`].
+pub(super) fn has_parent() -> bool {
+    std::env::var_os(PARENT).is_some()
 }
 
 /// In a rank that `--nproc-per-node` started: ends it when its parent is gone, however it went.
 pub(super) fn follow_parent() {
-    if std::env::var_os(PARENT).is_none() {
+    if !has_parent() {
         return;
     }
     std::thread::spawn(|| {
