@@ -4,7 +4,7 @@
 //! give the same bytes. The rules of an episode are [`EpisodeScript`]'s; this file only carries them
 //! out.
 //!
-//! An episode is sampled or asks its environment ([`crate::asks`]), never both. While some wait for slow
+//! An episode is sampled or asks its environment (`asks`), never both. While some wait for slow
 //! tools, the others are sampled; which is which changes no episode.
 
 use std::{

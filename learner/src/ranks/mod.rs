@@ -3,7 +3,7 @@
 //!
 //! Training knows only the [`Collective`]: sums over all ranks, one rank's bytes to all, everybody's
 //! bytes to everybody. Which ranks there are comes from the launcher's environment ([`Place`]), how
-//! they meet from [`rendezvous`], how bytes travel from [`TcpCollective`].
+//! they meet from `rendezvous`, how bytes travel from [`TcpCollective`].
 
 mod collective;
 mod discovery;
