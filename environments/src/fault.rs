@@ -61,8 +61,8 @@ pub enum Fault {
         /// What happened, one line, with the last that it wrote to standard error.
         what: String,
     },
-    /// The environment's server plays as many episodes as it can, and did so for all the time that this
-    /// one could wait.
+    /// As many episodes are played as its server or its section allows, and were for all the time that
+    /// this one could wait.
     #[error(
         "environment {environment}: {what}; raise its capacity or environment.capacity_seconds"
     )]

@@ -265,7 +265,9 @@ fn a_section_may_name_the_field_that_holds_the_reward() {
         let score = converse(&spec, key(&task, 1), &calls).finish().expect("scored").score;
         assert_eq!((score.reward, score.success), (f64::from(n), success));
     }
-    let Some(method) = class("odd:Odd", json!({"reward": "win"})) else { return };
+    let Some(method) = class("odd:Odd", json!({"reward": "win", "determinism": "recorded"})) else {
+        return;
+    };
     let fault = method.open().and_then(|mut it| it.score()).expect_err("no reset").to_string();
     assert!(fault.contains("no reset"), "{fault}");
     assert!(method.tools().expect("described").iter().all(|tool| tool.name != "win"), "no tool");

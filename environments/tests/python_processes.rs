@@ -128,6 +128,35 @@ fn stands_in_for_an_actor() {
     drop(episode.call(1, &hang(), CallPermit::Run));
 }
 
+#[test]
+fn no_more_processes_run_than_the_section_allows() {
+    let Some(spec) = class("odd:Odd", json!({"processes": 2})) else { return };
+    let report = environments::probe(&spec, &task("{}"), 0).expect("no fault");
+    assert_eq!(report.isolated, Some(true));
+    let Some(one) = class("odd:Odd", json!({"processes": 1})) else { return };
+    let report = environments::probe(&one, &task("{}"), 0).expect("no fault");
+    assert_eq!(report.isolated, None, "two cannot be compared");
+    let playing = std::sync::atomic::AtomicI64::new(0);
+    thread::scope(|scope| {
+        for seed in 0..6 {
+            let (spec, playing) = (&spec, &playing);
+            scope.spawn(move || {
+                let task = task("{}");
+                let opened = spec.open().expect("opens");
+                let mut episode =
+                    Recorder::start(opened, key(&task, seed), spec.limits()).expect("resets");
+                let others = playing.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert!(others < 2, "{others} others");
+                for turn in 0..5 {
+                    episode.call(turn, &call("add", r#"{"n":1}"#), CallPermit::Run).expect("runs");
+                }
+                playing.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                episode.finish().expect("scores");
+            });
+        }
+    });
+}
+
 /// Names a folder where this program stands in for an actor with many episodes.
 const MANY: &str = "ROLLCALL_TEST_MANY";
 const EPISODES: u64 = 64;

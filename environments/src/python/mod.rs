@@ -19,7 +19,7 @@ use std::{
     collections::BTreeSet,
     env,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -60,6 +60,8 @@ struct Settings {
     start_seconds: u64,
     memory_mib: u64,
     episodes_per_process: u64,
+    /// Episodes at a time, each with processes of its own.
+    processes: u64,
     variables: Vec<String>,
 }
 
@@ -118,9 +120,15 @@ pub(crate) fn parse(
         start_seconds: fields.integer("start_seconds", 120, 1..=3600)?,
         memory_mib: fields.integer("memory_mib", 4096, 0..=1 << 24)?,
         episodes_per_process: fields.integer("episodes_per_process", 256, 1..=1_000_000)?,
+        processes: fields.integer("processes", 256, 1..=1024)?,
         variables: fields.texts("variables", 64)?,
     };
-    let hosts = Arc::new(Hosts { settings, idle: Mutex::default() });
+    let hosts = Arc::new(Hosts {
+        settings,
+        idle: Mutex::default(),
+        busy: Mutex::default(),
+        freed: Condvar::new(),
+    });
     Ok(Arc::new(Class { hosts, described: OnceLock::new() }))
 }
 
@@ -184,6 +192,20 @@ struct Hosts {
     settings: Settings,
     /// Between episodes: nothing runs in them.
     idle: Mutex<Vec<Process>>,
+    /// How many are in an episode.
+    busy: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// A process that may be in an episode: one of as many as there may be.
+#[derive(Debug)]
+struct Place(Arc<Hosts>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        *self.0.busy.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        self.0.freed.notify_one();
+    }
 }
 
 impl Hosts {
@@ -204,6 +226,22 @@ impl Hosts {
             .and_then(|mut process| Ok((process.ask(hello, patience)?.tools, process)));
         let (tools, process) = started.map_err(|what| settings.fault("its start", what))?;
         Ok((process, tools))
+    }
+
+    /// Waits until there may be one more process, unless it is wanted `beside` those that there are.
+    fn place(self: &Arc<Self>, beside: bool) -> Result<Place, Fault> {
+        let most = self.settings.processes;
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        while *busy >= most {
+            if beside {
+                let what =
+                    format!("{most} of its episodes are played, as many as environment.processes");
+                return Err(Fault::Busy { environment: self.settings.name.clone(), what });
+            }
+            busy = self.freed.wait(busy).unwrap_or_else(PoisonError::into_inner);
+        }
+        *busy += 1;
+        Ok(Place(self.clone()))
     }
 
     fn take(&self) -> Result<Process, Fault> {
@@ -260,8 +298,8 @@ impl Host for Hosts {
         &self.settings.common
     }
 
-    fn play(self: &Arc<Self>, description: Description, _: bool) -> Box<dyn Environment> {
-        Box::new(Episode { hosts: self.clone(), description, process: None })
+    fn play(self: &Arc<Self>, description: Description, beside: bool) -> Box<dyn Environment> {
+        Box::new(Episode { hosts: self.clone(), description, beside, process: None })
     }
 }
 
@@ -293,6 +331,7 @@ impl Blueprint for Class {
         all.insert("start_seconds".into(), settings.start_seconds.into());
         all.insert("memory_mib".into(), settings.memory_mib.into());
         all.insert("episodes_per_process".into(), settings.episodes_per_process.into());
+        all.insert("processes".into(), settings.processes.into());
         all.insert("variables".into(), json!(settings.variables));
         all
     }
@@ -303,6 +342,10 @@ impl Blueprint for Class {
 
     fn open(&self) -> Result<Box<dyn Environment>, Fault> {
         Ok(self.hosts.play(self.described()?, false))
+    }
+
+    fn open_beside(&self) -> Result<Box<dyn Environment>, Fault> {
+        Ok(self.hosts.play(self.described()?, true))
     }
 
     fn waits(&self) -> bool {
@@ -322,7 +365,8 @@ impl Blueprint for Class {
 struct Episode {
     hosts: Arc<Hosts>,
     description: Description,
-    process: Option<Process>,
+    beside: bool,
+    process: Option<(Process, Place)>,
 }
 
 impl Episode {
@@ -333,12 +377,12 @@ impl Episode {
         patience: Duration,
     ) -> Result<process::Answer, Fault> {
         let settings = &self.hosts.settings;
-        let Some(mut process) = self.process.take() else {
+        let Some((mut process, place)) = self.process.take() else {
             return Err(settings.fault(during, "there was no reset before it".into()));
         };
         // A process that failed is dropped, and all that runs below it with it.
         let answer = process.ask(request, patience).map_err(|what| settings.fault(during, what))?;
-        self.process = Some(process);
+        self.process = Some((process, place));
         Ok(answer)
     }
 }
@@ -351,10 +395,11 @@ impl Environment for Episode {
     fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault> {
         let given = json!({"id": task.id, "prompt": task.prompt, "seed": seed});
         let row = hosted::row(task, crate::spec::settings(given))?;
-        if let Some(used) = self.process.take() {
+        if let Some((used, _)) = self.process.take() {
             self.hosts.give_back(used)?;
         }
-        self.process = Some(self.hosts.take()?);
+        let place = self.hosts.place(self.beside)?;
+        self.process = Some((self.hosts.take()?, place));
         let request = json!({"op": "reset", "seed": seed, "row": row});
         let patience = self.hosts.settings.common.reset();
         Ok(self.ask("reset", request, patience)?.text)
@@ -383,7 +428,7 @@ impl Environment for Episode {
 
 impl Drop for Episode {
     fn drop(&mut self) {
-        if let Some(process) = self.process.take() {
+        if let Some((process, _place)) = self.process.take() {
             // A process that does not end its episode has been dropped, which is all that is left to do.
             drop(self.hosts.give_back(process));
         }
