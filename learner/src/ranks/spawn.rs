@@ -137,7 +137,7 @@ fn wait(ranks: &mut Ranks, interrupt: &Interrupt) -> Result<(), Failure> {
     }
 }
 
-/// What a rank says at its end: where it is not the first of those that [`run`] started, only what rank 0
+/// What a rank says at its end: where it is not the first of those that `run` started, only what rank 0
 /// has not said, as it says every mistake in a recipe.
 ///
 /// # Errors
