@@ -2,7 +2,7 @@
 //!
 //! A session is one environment of the server's, and every episode has a session of its own: reset with
 //! the task's fields and the seed (its 31 low bits, which every library takes), then steps. Servers of
-//! versions 0.3 to 0.10 say nearly the same; [`wire`] knows both.
+//! versions 0.3 to 0.10 say nearly the same; `wire` knows both.
 //!
 //! What the policy can call is one tool, `step` or as `tool` says, that takes the server's typed action:
 //! its schema is asked for at `/schema`, or stands in the section as `action`. Where actions call tools by
