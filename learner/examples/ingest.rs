@@ -4,84 +4,27 @@
 //!
 //! `cargo run -p learner --example ingest [-- TOKENS EPISODES]`
 
+#[path = "../../protocol/benches/support/learner.rs"]
+#[allow(dead_code)] // the benches use the rest
+mod learner_side;
+
 use std::{
-    error::Error,
-    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use learner::journal::{Journal, Record};
+use learner_side::{Failure, admission, episode};
 use protocol::{
-    AckOutcome, ActorEndpoint, ActorId, AdapterShelf, Admission, Arrival, ComputeDtype, Digest,
-    Episode, EpisodeEnd, EpisodeId, FinishReason, FromActor, FromLearner, Hello, Identity,
-    LearnerConfig, LearnerEndpoint, LearnerLink, LeaseId, LinkConfig, ModelDigests, OnMalformed,
-    PolicyDigest, RunId, RunSettings, Secret, Span, ToActor, Welcome,
+    AckOutcome, ActorEndpoint, ActorId, AdapterShelf, Arrival, EpisodeId, FromActor, FromLearner,
+    Hello, Identity, LearnerLink, LeaseId, LinkConfig, ToActor,
 };
 use tokio::sync::mpsc;
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 /// Episodes that an actor has in flight.
 const IN_FLIGHT: usize = 64;
 /// Episodes that share a sync at most.
 const BURST: usize = 256;
-
-fn admission() -> Admission {
-    let digest = |text: &str| Digest::of(text.as_bytes());
-    Admission {
-        model: ModelDigests {
-            weights: digest("weights"),
-            tokenizer: digest("tokenizer"),
-            template: digest("template"),
-        },
-        welcome: Welcome {
-            run: RunId(digest("run")),
-            settings: RunSettings {
-                environment: "{}".to_owned(),
-                system: None,
-                chat_template_kwargs: "{}".to_owned(),
-                max_completion_length: 4096,
-                max_tool_calling_iterations: 8,
-                on_malformed: OnMalformed::Observe,
-                lora: "{}".to_owned(),
-                compute_dtype: ComputeDtype::F32,
-            },
-        },
-    }
-}
-
-/// Half of its ids are sampled.
-fn episode(group: u64, generation: u32, tokens: u32) -> Episode {
-    let policy = PolicyDigest(Digest::of(b"policy"));
-    let ids: Vec<u32> = (tokens / 2..tokens).collect();
-    let logps: Vec<f32> = ids.iter().map(|id| -1.0 / (*id as f32 + 1.0)).collect();
-    Episode {
-        run: admission().welcome.run,
-        lease: LeaseId { group, generation },
-        task: "task".to_owned(),
-        seed: group,
-        policy,
-        reset_text: "Guess a number.".to_owned(),
-        reset_images: Vec::new(),
-        tokens: (0..tokens).collect(),
-        loss_mask: (0..tokens).map(|i| u8::from(i >= tokens / 2)).collect(),
-        spans: vec![Span {
-            offset: tokens / 2,
-            ids,
-            logp_raw: logps.clone(),
-            logp_sampling: logps,
-            finish: FinishReason::Stop,
-            policy,
-            context: Digest::of(b"context"),
-        }],
-        trace: Vec::new(),
-        trace_head: Digest::of(b"head"),
-        end: EpisodeEnd::NoCall,
-        reward: 1.0,
-        images: Vec::new(),
-    }
-}
 
 /// Sends episodes, so many in flight, until all are acknowledged.
 async fn play(
@@ -132,10 +75,7 @@ fn keep(
 async fn measure(actors: usize, tokens: u32, episodes: usize) -> Result<(), Failure> {
     let dir = tempfile::tempdir_in(".")?;
     let journal = Journal::create(dir.path().join("journal"), admission().welcome.run)?;
-    let config = LearnerConfig::new(admission(), Arc::new(AdapterShelf::default()));
-    let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let mut learner =
-        LearnerEndpoint::bind(any, &Identity::generate()?, Secret::generate()?, config)?;
+    let mut learner = learner_side::learner(Arc::new(AdapterShelf::default()))?;
     let (arrive, arrived) = mpsc::channel(BURST);
     let handle = tokio::runtime::Handle::current();
     let keeping = std::thread::spawn(move || keep(journal, arrived, &handle));
@@ -158,7 +98,9 @@ async fn measure(actors: usize, tokens: u32, episodes: usize) -> Result<(), Fail
             }
         });
         let bodies = (0..episodes / actors)
-            .map(|at| episode(at as u64, actor as u32, tokens).encode())
+            .map(|at| {
+                episode(LeaseId { group: at as u64, generation: actor as u32 }, tokens).encode()
+            })
             .collect::<Result<Vec<_>, _>>()?;
         players.push((endpoint, theirs?, bodies));
     }

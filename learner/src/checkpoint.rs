@@ -10,7 +10,7 @@ use std::{
 
 use policy::{
     device::Device,
-    score::{Optimizer, Parameters, load_parameters, parameter_lengths, save_parameters},
+    score::{Optimizer, Parameters, load_parameters, save_parameters},
 };
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::{Serialize, de::DeserializeOwned};
@@ -171,9 +171,7 @@ impl TrainingCheckpoint {
         device: &Device,
     ) -> Result<(), Failure> {
         load_parameters(parameters, &self.parameters).map_err(Failure::mistake)?;
-        let lengths = parameter_lengths(parameters);
-        let len_of = |name: &str| lengths.get(name).copied();
-        optimizer.load(&self.optimizer, device, len_of).map_err(Failure::mistake)
+        optimizer.load_for(&self.optimizer, parameters, device).map_err(Failure::mistake)
     }
 }
 

@@ -5,6 +5,7 @@
 //! times each; `-- MEGABYTES ACTORS` runs one of them.
 
 #[path = "support/learner.rs"]
+#[allow(dead_code)] // other benches use the rest
 mod learner;
 
 use std::{

@@ -3,7 +3,7 @@
 //! `cargo bench -p protocol --bench link`
 
 #[path = "support/learner.rs"]
-#[allow(dead_code)] // the broadcast's bench uses the rest
+#[allow(dead_code)] // other benches use the rest
 mod learner;
 
 use std::{
@@ -11,44 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use learner::{Failure, admission, learner};
+use learner::{Failure, admission, episode, learner};
 use protocol::{
-    AckOutcome, ActorEndpoint, ActorLink, AdapterShelf, Arrival, Digest, Episode, EpisodeEnd,
-    FinishReason, FromActor, FromLearner, Hello, Identity, LearnerEndpoint, LearnerLink, LeaseId,
-    LinkConfig, PolicyDigest, Span,
+    AckOutcome, ActorEndpoint, ActorLink, AdapterShelf, Arrival, Episode, FromActor, FromLearner,
+    Hello, Identity, LearnerEndpoint, LearnerLink, LeaseId, LinkConfig,
 };
-
-/// An episode of `tokens` ids, half of them sampled.
-fn episode(seed: u64, tokens: u32) -> Episode {
-    let policy = PolicyDigest(Digest::of(b"policy"));
-    let ids: Vec<u32> = (tokens / 2..tokens).collect();
-    let logps: Vec<f32> = ids.iter().map(|id| -1.0 / (*id as f32 + 1.0)).collect();
-    Episode {
-        run: admission().welcome.run,
-        lease: LeaseId { group: seed, generation: 0 },
-        task: "task".to_owned(),
-        seed,
-        policy,
-        reset_text: "Guess a number.".to_owned(),
-        reset_images: Vec::new(),
-        tokens: (0..tokens).collect(),
-        loss_mask: (0..tokens).map(|i| u8::from(i >= tokens / 2)).collect(),
-        spans: vec![Span {
-            offset: tokens / 2,
-            ids,
-            logp_raw: logps.clone(),
-            logp_sampling: logps,
-            finish: FinishReason::Stop,
-            policy,
-            context: Digest::of(b"context"),
-        }],
-        trace: Vec::new(),
-        trace_head: Digest::of(b"head"),
-        end: EpisodeEnd::NoCall,
-        reward: 1.0,
-        images: Vec::new(),
-    }
-}
 
 async fn pair(
     learner: &mut LearnerEndpoint,
@@ -114,8 +81,9 @@ async fn run() -> Result<(), Failure> {
     println!("control round trip, p50 of 500: {:?}", median(trips));
 
     for (tokens, count) in [(512, 2000_u64), (30_000, 200)] {
-        let bodies: Vec<Vec<u8>> =
-            (0..count).map(|seed| episode(seed, tokens).encode()).collect::<Result<_, _>>()?;
+        let bodies: Vec<Vec<u8>> = (0..count)
+            .map(|seed| episode(LeaseId { group: seed, generation: 0 }, tokens).encode())
+            .collect::<Result<_, _>>()?;
         let bytes = bodies.first().map_or(0, Vec::len);
         let began = Instant::now();
         for body in bodies {
@@ -127,7 +95,7 @@ async fn run() -> Result<(), Failure> {
         let rate = count as f64 / began.elapsed().as_secs_f64();
         println!("episodes of {bytes} bytes, sent and acknowledged: {rate:.0} a second");
 
-        let episode = episode(0, tokens);
+        let episode = episode(LeaseId { group: 0, generation: 0 }, tokens);
         let body = episode.encode()?;
         let rounds = 20_000_000 / body.len();
         let began = Instant::now();

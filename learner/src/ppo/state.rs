@@ -36,16 +36,14 @@ pub fn load_policy(
     decoder: &Decoder,
     settings: &OptimizerSettings,
 ) -> Result<(Adapter, Optimizer), Failure> {
-    let adapter = Adapter::load_peft(dir, decoder).map_err(Failure::mistake)?;
+    let mut adapter = Adapter::load_peft(dir, decoder).map_err(Failure::mistake)?;
     let mut optimizer = adamw(settings);
     let path = dir.join(OPTIMIZER);
     if path.is_file() {
         let bytes = fs::read(&path)
             .map_err(|error| Failure::Mistake(format!("{}: {error}", path.display())))?;
-        let named = adapter.named();
-        let len_of = |name: &str| named.get(name).map(|tensor| tensor.shape().num_elements());
         optimizer
-            .load(&bytes, decoder.device(), len_of)
+            .load_for(&bytes, &mut adapter, decoder.device())
             .map_err(|error| Failure::Mistake(format!("{}: {error}", path.display())))?;
     } else if dir.join(TORCH_OPTIMIZER).exists() {
         return Err(Failure::Mistake(format!(

@@ -3,10 +3,7 @@
 
 use std::{collections::HashMap, path::PathBuf};
 
-use policy::{
-    model::{Adapter, Decoder},
-    score::{Optimizer, ValueHead},
-};
+use policy::{model::Adapter, score::ValueHead};
 use protocol::{AdapterManifest, EpisodeId, RunId};
 use rayon::prelude::*;
 use terminal::Failure;
@@ -107,16 +104,18 @@ impl Weights {
             Adapter::from_safetensors(bytes, &decoder).map_err(Failure::fault)
         };
         learner.adapter = read(part(ADAPTER)?)?;
-        let named = learner.adapter.named();
-        let len_of = |name: &str| named.get(name).map(|tensor| tensor.shape().num_elements());
+        let device = decoder.device();
         learner
             .optimizer
-            .load(part(OPTIMIZER)?, decoder.device(), len_of)
+            .load_for(part(OPTIMIZER)?, &mut learner.adapter, device)
             .map_err(Failure::fault)?;
         if let Some(critic) = &mut learner.critic {
             critic.head =
                 ValueHead::from_safetensors(part(VALUE_HEAD)?, &decoder).map_err(Failure::fault)?;
-            load_head(&mut critic.optimizer, part(VALUE_OPTIMIZER)?, &decoder)?;
+            critic
+                .optimizer
+                .load_for(part(VALUE_OPTIMIZER)?, &mut critic.head, device)
+                .map_err(Failure::fault)?;
         }
         let state = &checkpoint.state;
         (learner.step, learner.rounds) = (state.steps, state.rounds);
@@ -133,16 +132,6 @@ impl Weights {
         learner.publish(newest);
         Ok(())
     }
-}
-
-fn load_head(optimizer: &mut Optimizer, bytes: &[u8], decoder: &Decoder) -> Result<(), Failure> {
-    let hidden = decoder.config().hidden;
-    let len_of = |name: &str| match name {
-        "value_head.weight" => Some(hidden),
-        "value_head.bias" => Some(1),
-        _ => None,
-    };
-    optimizer.load(bytes, decoder.device(), len_of).map_err(Failure::fault)
 }
 
 fn policy_part(step: u64) -> String {

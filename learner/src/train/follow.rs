@@ -184,15 +184,11 @@ impl Follower {
     ) -> Result<(), Failure> {
         let decoder = &self.decoder;
         self.adapter = Adapter::from_safetensors(adapter, decoder).map_err(Failure::fault)?;
-        let named = self.adapter.named();
-        let len_of = |name: &str| named.get(name).map(|tensor| tensor.shape().num_elements());
-        self.optimizer.load(optimizer, decoder.device(), len_of).map_err(Failure::fault)?;
+        let device = decoder.device();
+        self.optimizer.load_for(optimizer, &mut self.adapter, device).map_err(Failure::fault)?;
         if let (Some(own), Some([head, optimizer])) = (&mut self.critic, critic) {
             own.head = ValueHead::from_safetensors(&head, decoder).map_err(Failure::fault)?;
-            let hidden = decoder.config().hidden;
-            let len_of = |name: &str| ValueHead::len_of(name, hidden);
-            let device = decoder.device();
-            own.optimizer.load(&optimizer, device, len_of).map_err(Failure::fault)?;
+            own.optimizer.load_for(&optimizer, &mut own.head, device).map_err(Failure::fault)?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ mod value;
 
 pub use gradients::{Gradients, Parameters};
 pub use optimizer::{AdamWSettings, Optimizer};
-pub use parameters::{load_parameters, parameter_lengths, save_parameters};
+pub use parameters::{load_parameters, save_parameters};
 pub use value::ValueHead;
 
 use burn::tensor::DType;

@@ -10,7 +10,7 @@ use burn::{
 };
 use safetensors::{Dtype, SafeTensors};
 
-use super::{Gradients, Parameters};
+use super::{Gradients, Parameters, parameters::parameter_lengths};
 use crate::model::{ModelError, safetensors_bytes};
 
 /// AdamW's settings. The learning rate is given to each step.
@@ -104,6 +104,20 @@ impl Optimizer {
             }
         }
         safetensors_bytes("optimizer", "adamw", &tensors)
+    }
+
+    /// [`load`](Self::load) of a state of these parameters.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_for(
+        &mut self,
+        bytes: &[u8],
+        parameters: &mut impl Parameters,
+        device: &Device,
+    ) -> Result<(), ModelError> {
+        let lengths = parameter_lengths(parameters);
+        self.load(bytes, device, |name| lengths.get(name).copied())
     }
 
     /// Puts back a state that [`Optimizer::to_bytes`] gave, for parameters of which `len_of` tells the

@@ -9,7 +9,7 @@ use super::Parameters;
 use crate::model::{ModelError, from_f32, safetensors_bytes, to_f32};
 
 /// How many values each parameter has, by name.
-pub fn parameter_lengths(parameters: &mut impl Parameters) -> BTreeMap<String, usize> {
+pub(super) fn parameter_lengths(parameters: &mut impl Parameters) -> BTreeMap<String, usize> {
     let mut lengths = BTreeMap::new();
     parameters.update(&mut |name, value| {
         lengths.insert(name.to_owned(), value.dims()[0]);

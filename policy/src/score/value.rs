@@ -34,15 +34,6 @@ impl ValueHead {
         }
     }
 
-    /// How many values a parameter of this name has, for hidden states of this width.
-    pub fn len_of(name: &str, hidden: usize) -> Option<usize> {
-        match name {
-            WEIGHT => Some(hidden),
-            BIAS => Some(1),
-            _ => None,
-        }
-    }
-
     /// Its parameters as deterministic safetensors bytes: `value_head.weight` `[hidden]` and
     /// `value_head.bias` `[1]`.
     ///

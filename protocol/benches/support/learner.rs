@@ -3,8 +3,9 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use protocol::{
-    AdapterShelf, Admission, ComputeDtype, Digest, Identity, LearnerConfig, LearnerEndpoint,
-    ModelDigests, OnMalformed, RunId, RunSettings, Secret, Welcome,
+    AdapterShelf, Admission, ComputeDtype, Digest, Episode, EpisodeEnd, FinishReason, Identity,
+    LearnerConfig, LearnerEndpoint, LeaseId, ModelDigests, OnMalformed, PolicyDigest, RunId,
+    RunSettings, Secret, Span, Welcome,
 };
 
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -30,6 +31,38 @@ pub(crate) fn admission() -> Admission {
                 compute_dtype: ComputeDtype::F32,
             },
         },
+    }
+}
+
+/// An episode of `tokens` ids, half of them sampled.
+pub(crate) fn episode(lease: LeaseId, tokens: u32) -> Episode {
+    let policy = PolicyDigest(Digest::of(b"policy"));
+    let ids: Vec<u32> = (tokens / 2..tokens).collect();
+    let logps: Vec<f32> = ids.iter().map(|id| -1.0 / (*id as f32 + 1.0)).collect();
+    Episode {
+        run: admission().welcome.run,
+        lease,
+        task: "task".to_owned(),
+        seed: lease.group,
+        policy,
+        reset_text: "Guess a number.".to_owned(),
+        reset_images: Vec::new(),
+        tokens: (0..tokens).collect(),
+        loss_mask: (0..tokens).map(|i| u8::from(i >= tokens / 2)).collect(),
+        spans: vec![Span {
+            offset: tokens / 2,
+            ids,
+            logp_raw: logps.clone(),
+            logp_sampling: logps,
+            finish: FinishReason::Stop,
+            policy,
+            context: Digest::of(b"context"),
+        }],
+        trace: Vec::new(),
+        trace_head: Digest::of(b"head"),
+        end: EpisodeEnd::NoCall,
+        reward: 1.0,
+        images: Vec::new(),
     }
 }
 
