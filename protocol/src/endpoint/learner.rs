@@ -462,6 +462,12 @@ async fn preamble(
     }
     let mut proof = [0; PROOF_LEN];
     stream.read_exact(&mut proof).await.map_err(short)?;
+    // A stream that is dropped before its end still counts against those that the peer may open.
+    match stream.read_chunk(1, true).await {
+        Ok(None) => {}
+        Err(quinn::ReadError::ConnectionLost(lost)) => return Err(JoinFailure::Link(lost.into())),
+        Ok(Some(_)) | Err(_) => return Err(JoinFailure::Preamble),
+    }
     let binding = Binding::of(connection, fingerprint).ok_or(JoinFailure::Proof)?;
     Ok((binding, proof))
 }

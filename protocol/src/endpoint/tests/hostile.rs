@@ -14,6 +14,11 @@ use crate::{
 
 /// Joins like an actor and hands out the bare streams.
 pub(super) async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream) {
+    late_intruder(join, Duration::ZERO).await
+}
+
+/// The end of its preamble comes that much after its bytes.
+async fn late_intruder(join: &Join, late: Duration) -> (Connection, SendStream, RecvStream) {
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let identity = Identity::generate().expect("made");
     let crypto = tls::client(Some(&identity), tls::Pinned::new(join.learner)).expect("a client");
@@ -26,6 +31,7 @@ pub(super) async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream
     let preamble = admission::preamble(PROTOCOL_VERSION, &binding.prove(&join.secret));
     let mut first = connection.open_uni().await.expect("one stream");
     first.write_all(&preamble).await.expect("room");
+    tokio::time::sleep(late).await;
     first.finish().expect("open");
     let (mut send, recv) = connection.open_bi().await.expect("proven");
     let body = wire::encode_hello(&hello()).expect("sound");
@@ -91,6 +97,21 @@ async fn hostile_bytes_end_their_own_link_only() {
     let ack = FromLearner::Ack { episode: id, outcome: AckOutcome::Stored };
     ours.sender().send(ack.clone()).await.expect("live");
     assert_eq!(honest.recv().await, Ok(ack));
+}
+
+#[tokio::test]
+async fn every_actor_has_all_its_streams_however_its_preamble_arrived() {
+    let mut learner = learner();
+    let join = learner.endpoint.join("127.0.0.1").expect("bound");
+    for late in [Duration::ZERO, Duration::from_millis(200)] {
+        let ((connection, _send, _recv), _theirs) =
+            tokio::join!(late_intruder(&join, late), learner.joined());
+        let mut held = Vec::new();
+        for open in 0..8 {
+            let stream = tokio::time::timeout(times().frame, connection.open_uni()).await;
+            held.push(stream.unwrap_or_else(|_| panic!("{open} streams only")).expect("live"));
+        }
+    }
 }
 
 #[tokio::test]
