@@ -17,6 +17,7 @@ use crate::{
     ppo::{self, PpoOptions},
     ranks::{Backend, Place, RankOptions, Ranks, Role, in_turn},
     recipe::PpoInputs,
+    report::{ReportFormat, ReportOptions, report},
     score::{self, ScoreOptions},
     sft::{self, SftOptions},
     token::{self, TokenCommand},
@@ -165,6 +166,23 @@ enum Command {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
+    },
+    /// Write a run, finished or not, as one page with plots, tables and episodes, or its plots as files.
+    Report {
+        /// The run's directory: of train, sft or ppo.
+        run: PathBuf,
+        /// Another run, shown beside it.
+        #[arg(long, value_name = "RUN")]
+        compare: Option<PathBuf>,
+        /// The file to write, for svg the directory; report.html or plots in the run's directory by default.
+        #[arg(long)]
+        output: Option<PathBuf>,
+        /// A page, or plots for papers.
+        #[arg(long, value_enum, default_value_t)]
+        format: ReportFormat,
+        /// Episodes that can be read in the page, spread over the run.
+        #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+        episodes: u32,
     },
     /// Print log-probabilities of given ids or conversations as JSON lines.
     Score {
@@ -447,6 +465,12 @@ fn carry_out(command: Command) -> Result<(), Failure> {
                 seed,
             });
             audit(&run, model.as_deref(), sampling.as_ref(), json)
+        }
+        Command::Report { run, compare, output, format, episodes } => {
+            let episodes = episodes as usize;
+            let written = report(&ReportOptions { run, compare, output, format, episodes })?;
+            print_line(&written.display().to_string());
+            Ok(())
         }
         Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {
             let kwargs = serde_json::from_str(&chat_template_kwargs).map_err(|e| {

@@ -19,6 +19,7 @@ pub mod plan;
 pub mod ppo;
 pub mod ranks;
 pub mod recipe;
+pub mod report;
 pub mod reward;
 pub mod rows;
 pub mod score;
