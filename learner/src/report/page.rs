@@ -44,7 +44,7 @@ pub(super) fn page(runs: &[&RunData], browser: &Browser) -> Result<String, Failu
     for chart in CHARTS {
         if let Some(plot) = svg(chart, runs)? {
             plots += 1;
-            let _ = write!(body, "<figure id=\"plot-{}\">{plot}</figure>\n", chart.name);
+            let _ = writeln!(body, "<figure id=\"plot-{}\">{plot}</figure>", chart.name);
         }
     }
     if plots == 0 {
