@@ -29,8 +29,8 @@ use crate::{
     },
     ppo::plan::PpoPlan,
     recipe::{
-        Frozen, Kind, PpoInputs, Recipe, RecipeError, TaskRow, check_apart, check_disjoint,
-        read_tasks, run_id,
+        Frozen, Kind, LoraSettings, PpoInputs, Recipe, RecipeError, TaskRow, check_apart,
+        check_disjoint, read_tasks, run_id,
     },
     reward::{RewardProtocol, Rewards},
     sft::plan::SftPlan,
@@ -124,17 +124,24 @@ pub fn plan_at(path: &Path, output: Option<&Path>, resume: bool) -> Result<Plan,
         .into_iter()
         .chain(evaluation)
         .chain(&recipe.reference)
+        .chain(&recipe.adapter)
         .collect();
     plan.output = check_apart(&output, &inputs, resume)?;
     Ok(plan)
 }
+
+const OF_THE_MODEL: &str = "name an adapter of the model";
 
 /// The same for whoever writes no run: `output` stays empty.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
-    let recipe = Recipe::read(path)?;
+    let mut recipe = Recipe::read(path)?;
+    if let Some(adapter) = &recipe.adapter {
+        recipe.lora = LoraSettings::of(adapter.verify_adapter()?);
+    }
+    let recipe = recipe;
     let model = recipe.model.verify_model()?;
     let wrong_model =
         |problem: String| RecipeError::Model { path: recipe.model.path.clone(), problem };
@@ -166,13 +173,15 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
             "take its randomness from the seed; `actor check` says what differs",
         ));
     }
-    recipe.lora.to_config().check_fits(config).map_err(|error| {
-        RecipeError::conflict("lora", error.to_string(), "name linears that the model has")
+    recipe.lora.to_config().check_fits(config).map_err(|error| match &recipe.adapter {
+        Some(_) => RecipeError::conflict("adapter", error.to_string(), OF_THE_MODEL),
+        None => RecipeError::conflict("lora", error.to_string(), "name linears that the model has"),
     })?;
     if let Some(reference) = &recipe.reference {
-        reference.verify_adapter()?.check_fits(config).map_err(|error| {
-            RecipeError::conflict("reference", error.to_string(), "name an adapter of the model")
-        })?;
+        reference
+            .verify_adapter()?
+            .check_fits(config)
+            .map_err(|error| RecipeError::conflict("reference", error.to_string(), OF_THE_MODEL))?;
     }
     let calibration = recipe.audit.calibration.as_ref().map(read_calibration).transpose()?;
     let format = Arc::new(chat_format(&recipe, &environment.tools)?);

@@ -135,6 +135,33 @@ fn a_trained_adapter_is_measured_by_eval() {
 }
 
 #[test]
+fn a_run_starts_from_the_adapter_that_its_recipe_names() {
+    let mut first = Demo::new(1);
+    first.recipe["lora"] = serde_json::json!({"r": 4, "alpha": 12});
+    let finished = finish(start(&mut train(&first, &["--local-actors", "1"])));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let end = last(&finished);
+    let adapter = end["adapter"].as_str().expect("a path");
+    let named = finish(start(Command::new(&programs().learner).arg("digest").arg(adapter)));
+    let sha256 = named.stdout.split_whitespace().next().expect("a digest").to_owned();
+    let mut second = Demo::new(1);
+    second.recipe["adapter"] = serde_json::json!({"path": adapter, "sha256": sha256});
+    for key in ["lora", "evaluation"] {
+        second.recipe.as_object_mut().expect("an object").remove(key);
+    }
+    second.recipe["training"]["learning_rate"] = 0.into();
+    let ranks = ["--local-actors", "1", "--nproc-per-node", "2"];
+    let finished = finish(start(&mut train(&second, &ranks)));
+    assert!(finished.status.success(), "{}", finished.stderr);
+    let end_of_second = last(&finished);
+    assert_eq!(end_of_second["adapter_sha256"], end["adapter_sha256"]);
+    let settings = &second.manifest()["settings"]["lora"];
+    assert_eq!((settings["r"].as_u64(), settings["alpha"].as_f64()), (Some(4), Some(12.0)));
+    let audited = finish(start(Command::new(&programs().learner).arg("audit").arg(second.run())));
+    assert_eq!(audited.status.code(), Some(0), "{}{}", audited.stdout, audited.stderr);
+}
+
+#[test]
 fn the_office_trains_on_weighted_rewards_and_reports_them_apart() {
     let mut demo = Demo::of("office", 2);
     demo.recipe["reward"] =

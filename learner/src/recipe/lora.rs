@@ -49,6 +49,13 @@ impl LoraSettings {
         })
     }
 
+    /// Those of an adapter that is there.
+    pub fn of(config: LoraConfig) -> Self {
+        let LoraConfig { r, alpha, target_modules, use_rslora } = config;
+        let r = u32::try_from(r).unwrap_or(u32::MAX);
+        Self { r, alpha, dropout: 0.0, target_modules, use_rslora }
+    }
+
     /// As models take it.
     pub fn to_config(&self) -> LoraConfig {
         LoraConfig {

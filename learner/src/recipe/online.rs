@@ -31,6 +31,7 @@ const KEYS: &[&str] = &[
     "system_prompt",
     "training",
     "lora",
+    "adapter",
     "environment",
     "evaluation",
     "reference",
@@ -60,8 +61,11 @@ pub struct Recipe {
     pub system_prompt: Option<String>,
     /// How it is trained.
     pub training: TrainingSettings,
-    /// The adapter.
+    /// The adapter's settings.
     pub lora: LoraSettings,
+    /// The adapter to start from: a PEFT directory, whose settings `lora` holds once it is verified. A
+    /// fresh one, which changes nothing, where absent.
+    pub adapter: Option<Frozen>,
     /// What is played.
     pub environment: EnvironmentSpec,
     /// How the policy is measured on held-out tasks, if it is.
@@ -130,6 +134,11 @@ impl Recipe {
     /// The first mistake, by field.
     pub fn read(path: &Path) -> Result<Self, RecipeError> {
         let (value, sha256) = read_json(path)?;
+        let given = |key: &str| value.get(key).is_some_and(|it| !it.is_null());
+        if given("adapter") && given("lora") {
+            let problem = "the adapter that the run starts from has settings of its own";
+            return Err(RecipeError::conflict("lora", problem, "remove it, or adapter"));
+        }
         Self::parse(&value, path, sha256, EnvironmentSpec::parse_in)
     }
 
@@ -149,10 +158,11 @@ impl Recipe {
             TrainingSettings::KEYS,
         )?;
         let training = TrainingSettings::read(&training)?;
-        let reference = recipe
-            .section("reference", Frozen::KEYS)?
-            .map(|section| Frozen::read(&section, "reference", base))
-            .transpose()?;
+        let frozen = |key: &str| {
+            let section = recipe.section(key, Frozen::KEYS)?;
+            section.map(|section| Frozen::read(&section, key, base)).transpose()
+        };
+        let reference = frozen("reference")?;
         if reference.is_some() && training.algorithm.beta == 0.0 {
             return Err(RecipeError::conflict(
                 "reference",
@@ -171,6 +181,7 @@ impl Recipe {
             chat_template_kwargs: kwargs(&recipe)?,
             system_prompt: recipe.optional_text("system_prompt", MAX_SETTING)?.map(Into::into),
             lora: LoraSettings::parse(recipe.value("lora").unwrap_or(&empty))?,
+            adapter: frozen("adapter")?,
             environment: parse_environment(environment, base)?,
             evaluation: evaluation(&recipe, base, training.sampling)?,
             reference,
@@ -194,6 +205,7 @@ impl Recipe {
             ("/evaluation/dataset", Path::new("-")),
             ("/audit/calibration", Path::new("-")),
             ("/reference", Path::new("-")),
+            ("/adapter", Path::new("-")),
         ] {
             if let Some(Value::Object(file)) = settings.pointer_mut(pointer) {
                 file.insert("path".into(), path.to_string_lossy().into());
@@ -230,9 +242,11 @@ impl Recipe {
             "evidence": self.evidence,
             "audit": self.audit.settings(),
         });
-        // Absent rather than null, as in recipes that are older than it.
-        if let Some(reference) = &self.reference {
-            settings["reference"] = json!({"sha256": reference.sha256});
+        // Absent rather than null, as in recipes that are older than they.
+        for (key, frozen) in [("reference", &self.reference), ("adapter", &self.adapter)] {
+            if let Some(frozen) = frozen {
+                settings[key] = json!({"sha256": frozen.sha256});
+            }
         }
         settings
     }

@@ -445,3 +445,19 @@ fn what_a_run_keeps_of_itself_does_not_make_it_another_run() {
         (small.settings(), Path::new("elsewhere"))
     );
 }
+
+#[test]
+fn an_adapter_to_start_from_makes_another_run_and_brings_its_own_settings() {
+    let adapter = json!({"path": "sft", "sha256": "0".repeat(64)});
+    let recipe = with("adapter", adapter);
+    let read_back = read(&recipe).expect("valid");
+    let again = Recipe::from_settings(&read_back.settings(), Path::new("m")).expect("valid");
+    assert_eq!(again.settings(), read_back.settings());
+    assert_ne!(read_back.settings(), read(&minimal()).expect("valid").settings());
+    let mut both = recipe;
+    both["lora"] = json!({"r": 4});
+    let error = read(&both).expect_err("two adapters");
+    let want =
+        "lora: the adapter that the run starts from has settings of its own; remove it, or adapter";
+    assert_eq!(error, want);
+}

@@ -3,8 +3,8 @@
 use plotters::{
     coord::Shift,
     prelude::{
-        BLACK, ChartBuilder, Color as _, DrawingArea, IntoDrawingArea as _, LineSeries, PathElement,
-        RGBColor, SVGBackend, WHITE,
+        BLACK, ChartBuilder, Color as _, DrawingArea, IntoDrawingArea as _, LineSeries,
+        PathElement, RGBColor, SVGBackend, WHITE,
     },
 };
 use serde_json::Value;
@@ -87,53 +87,83 @@ pub const CHARTS: &[Chart] = &[
             evaluated("milestone reward", "milestone_reward"),
         ],
     ),
-    chart("groups", "Groups", "", &[
-        line("share with different rewards", "mixed_groups"),
-        line("reward's standard deviation", "reward_std"),
-    ]),
+    chart(
+        "groups",
+        "Groups",
+        "",
+        &[
+            line("share with different rewards", "mixed_groups"),
+            line("reward's standard deviation", "reward_std"),
+        ],
+    ),
     chart("loss", "Loss", "", &[line("loss", "loss"), line("surrogate loss", "pg_loss")]),
-    chart("kl", "KL divergence", "nats a token", &[
-        line("from the reference", "kl"),
-        line("from the sampling policy", "approx_kl"),
-    ]),
-    chart("clip", "Clip fraction", "", &[
-        line("all", "clip_fraction"),
-        line("all", "clip_frac"),
-        line("from below", "clip_fraction_low"),
-        line("from above", "clip_fraction_high"),
-    ]),
+    chart(
+        "kl",
+        "KL divergence",
+        "nats a token",
+        &[line("from the reference", "kl"), line("from the sampling policy", "approx_kl")],
+    ),
+    chart(
+        "clip",
+        "Clip fraction",
+        "",
+        &[
+            line("all", "clip_fraction"),
+            line("all", "clip_frac"),
+            line("from below", "clip_fraction_low"),
+            line("from above", "clip_fraction_high"),
+        ],
+    ),
     chart("entropy", "Entropy", "nats", &[line("entropy", "entropy")]),
-    chart("gradient", "Gradient norm", "", &[
-        line("policy", "grad_norm"),
-        line("value head", "value_grad_norm"),
-    ]),
+    chart(
+        "gradient",
+        "Gradient norm",
+        "",
+        &[line("policy", "grad_norm"), line("value head", "value_grad_norm")],
+    ),
     chart("learning_rate", "Learning rate", "", &[line("learning rate", "learning_rate")]),
-    chart("value", "Value head", "", &[
-        line("loss", "value_loss"),
-        line("explained variance", "explained_variance"),
-    ]),
-    chart("logp_gap", "Log-probabilities: learner against sampler", "nats", &[
-        line("mean", "logp_gap"),
-        line("largest", "sampling/logp_gap_max"),
-    ]),
-    chart("audit_margin", "Sampling evidence: largest deficit", "logit / T", &[line(
-        "deficit",
-        "sampling/deficit_max",
-    )]),
+    chart(
+        "value",
+        "Value head",
+        "",
+        &[line("loss", "value_loss"), line("explained variance", "explained_variance")],
+    ),
+    chart(
+        "logp_gap",
+        "Log-probabilities: learner against sampler",
+        "nats",
+        &[line("mean", "logp_gap"), line("largest", "sampling/logp_gap_max")],
+    ),
+    chart(
+        "audit_margin",
+        "Sampling evidence: largest deficit",
+        "logit / T",
+        &[line("deficit", "sampling/deficit_max")],
+    ),
     chart("staleness", "Staleness", "updates", &[line("staleness", "staleness")]),
     chart("length", "Episode length", "ids", &[line("sampled", "completion_tokens")]),
     chart("malformed", "Malformed tool calls", "", &[line("share", "malformed")]),
-    chart("speed", "Speed", "ids/s", &[
-        line("rollout", "rollout_tokens_per_second"),
-        line("update", "update_tokens_per_second"),
-        line("update", "tokens_per_second"),
-    ]),
-    chart("time", "Time of a step", "s", &[
-        line("whole", "seconds"),
-        line("rollout and audit", "rollout_seconds"),
-        line("update and broadcast", "update_seconds"),
-        line("mean update", "seconds_per_update"),
-    ]),
+    chart(
+        "speed",
+        "Speed",
+        "ids/s",
+        &[
+            line("rollout", "rollout_tokens_per_second"),
+            line("update", "update_tokens_per_second"),
+            line("update", "tokens_per_second"),
+        ],
+    ),
+    chart(
+        "time",
+        "Time of a step",
+        "s",
+        &[
+            line("whole", "seconds"),
+            line("rollout and audit", "rollout_seconds"),
+            line("update and broadcast", "update_seconds"),
+            line("mean update", "seconds_per_update"),
+        ],
+    ),
 ];
 
 impl Line {
@@ -150,7 +180,8 @@ impl Line {
         let mut points = Vec::new();
         for (index, record) in run.steps.iter().enumerate() {
             // Updates of several rounds begin at 1 again.
-            let at = if record["round"].is_u64() { Some((index + 1) as f64) } else { position(record) };
+            let at =
+                if record["round"].is_u64() { Some((index + 1) as f64) } else { position(record) };
             points.extend(at.zip(self.number(record)));
         }
         points
@@ -198,7 +229,8 @@ fn range(numbers: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
     if low > high {
         return (0.0, 1.0);
     }
-    let room = ((high - low) * margin).max(if high == low { high.abs().max(1e-9) * 0.5 } else { 0.0 });
+    let room =
+        ((high - low) * margin).max(if high == low { high.abs().max(1e-9) * 0.5 } else { 0.0 });
     (low - room, high + room)
 }
 
@@ -235,7 +267,8 @@ fn draw(
         let style = line.colour.stroke_width(2);
         let points = line.points.iter().copied().filter(|(_, y)| y.is_finite());
         let colour = line.colour;
-        let legend = move |(x, y)| PathElement::new(vec![(x, y), (x + 14, y)], colour.stroke_width(2));
+        let legend =
+            move |(x, y)| PathElement::new(vec![(x, y), (x + 14, y)], colour.stroke_width(2));
         if line.dashed {
             let series = plotters::series::DashedLineSeries::new(points, 5, 4, style);
             context.draw_series(series)?.label(line.label.as_str()).legend(legend);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use terminal::Failure;
 
 use super::{
-    online::{Recent, reference},
+    online::{Recent, first_adapter, reference},
     update::{Critic, Outcome, Student, UpdateGroup, UpdateSettings, adamw, update},
 };
 use crate::{plan::Plan, ranks::Ranks, sft::load_dtype};
@@ -149,7 +149,7 @@ impl Follower {
         let checkpoint = Checkpoint::open(&recipe.model.path).map_err(Failure::mistake)?;
         let dtype = load_dtype(recipe.training.compute_dtype);
         let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
-        let adapter = Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed);
+        let adapter = first_adapter(recipe, &decoder);
         Ok(Self {
             adapter: adapter.map_err(Failure::mistake)?,
             optimizer: adamw(&recipe.training.optimizer),

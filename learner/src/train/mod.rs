@@ -3,6 +3,7 @@
 pub mod calibrate;
 pub mod collect;
 pub mod earlier;
+mod evaluate;
 pub mod follow;
 pub mod intake;
 mod measured;

@@ -13,7 +13,7 @@ use std::{
 
 use policy::{
     device::DeviceChoice,
-    model::{Adapter, Checkpoint, Decoder},
+    model::{Adapter, Checkpoint, Decoder, ModelError},
     score::Optimizer,
 };
 use protocol::{
@@ -26,18 +26,17 @@ use super::{
     earlier::Earlier,
     follow::{share_end, share_start},
     intake::{CollectCounts, Intake, Rules},
-    record::{Evaluated, evaluated},
+    record::Evaluated,
     replay::MAX_ATTEMPTS,
     update::{Critic, adamw},
-    watcher::Watcher,
 };
 use crate::{
     audit::{
         AuditPool, Auditor,
-        sampling::{SamplingEvidence, SamplingJudge, device_kind, examine},
+        sampling::{SamplingJudge, device_kind},
     },
-    curriculum::{TaskOrder, episode_seed, evaluation_group},
-    files::{EpisodeContext, PolicyFiles, RunDirectory},
+    curriculum::{TaskOrder, episode_seed},
+    files::{PolicyFiles, RunDirectory},
     keys::Keys,
     leases::{Balance, GroupOrder, LeaseBook},
     local_actors::{LocalActorConfig, LocalActors},
@@ -117,9 +116,9 @@ pub struct Learner {
 /// What a learner starts from.
 #[derive(Debug)]
 pub enum Start<'a> {
-    /// An adapter that changes nothing yet.
+    /// The recipe's adapter, or else one that changes nothing yet.
     Fresh,
-    /// A PEFT directory.
+    /// A PEFT directory, whatever the recipe says.
     Adapter(&'a Path),
     /// Where an earlier learner stopped.
     Earlier(Box<Earlier>),
@@ -163,9 +162,7 @@ impl Learner {
         let decoder = checkpoint.load(&device, dtype).map_err(Failure::mistake)?;
         let adapter = match from {
             Start::Adapter(dir) => Adapter::load_peft(dir, &decoder),
-            Start::Fresh | Start::Earlier(_) => {
-                Adapter::init(&recipe.lora.to_config(), &decoder, recipe.seed)
-            }
+            Start::Fresh | Start::Earlier(_) => first_adapter(recipe, &decoder),
         }
         .map_err(Failure::mistake)?;
         let reference = reference(recipe, &decoder)?;
@@ -337,7 +334,13 @@ impl Learner {
         self.commit(files)
     }
 
-    fn order(&self, row: &TaskRow, group: u64, sampling: Sampling, generations: u32) -> GroupOrder {
+    pub(super) fn order(
+        &self,
+        row: &TaskRow,
+        group: u64,
+        sampling: Sampling,
+        generations: u32,
+    ) -> GroupOrder {
         GroupOrder {
             task: row.task.clone(),
             seed: episode_seed(self.plan.run, row, group),
@@ -346,116 +349,6 @@ impl Learner {
             generations,
             deadline_ms: self.options.lease_ms,
         }
-    }
-
-    /// Whether the recipe wants an evaluation before anything else is done.
-    pub fn evaluation_due(&self) -> bool {
-        let Some(evaluation) = &self.plan.recipe.evaluation else { return false };
-        let last = self.plan.recipe.training.max_steps;
-        let between = self.step.min(last - 1).checked_div(evaluation.every).unwrap_or_default();
-        self.rounds < 1 + between + u32::from(self.step == last)
-    }
-
-    /// Success on the held-out tasks; nothing where the recipe has none.
-    ///
-    /// # Errors
-    /// As [`Collector::collect`].
-    pub fn evaluate(
-        &mut self,
-        mut files: Option<&mut RunDirectory>,
-        progress: &Progress,
-    ) -> Result<Option<Evaluated>, Failure> {
-        let Some(evaluation) = self.plan.recipe.evaluation.clone() else { return Ok(None) };
-        let round = self.rounds;
-        let (sampling, generations) =
-            (evaluation.sampling.to_sampling(), evaluation.num_generations);
-        let orders: Vec<(u64, GroupOrder)> = (0..)
-            .zip(&self.plan.eval)
-            .map(|(index, row)| {
-                let group = evaluation_group(round, index);
-                (group, self.order(row, group, sampling, generations))
-            })
-            .collect();
-        let numbers: Vec<u64> = orders.iter().map(|(group, _)| *group).collect();
-        let mut watcher = Watcher {
-            files: files.as_deref_mut(),
-            progress,
-            position: u64::from(self.step),
-            what: "evaluating".into(),
-            ordered: orders.len() * generations as usize,
-        };
-        // Those of a learner that ended in the middle are there already.
-        let fresh = orders.into_iter().filter(|(group, _)| !self.collector.knows(*group));
-        self.collector.order(fresh.collect(), &mut watcher)?;
-        let groups = self.collector.collect(&numbers, &mut watcher)?;
-        self.collector.confirm(&groups);
-        self.rounds += 1;
-        let step = self.step;
-        let context = EpisodeContext { step, policy_step: step, advantages: None, sampling: &[] };
-        for group in &groups {
-            if let Some(files) = files.as_deref_mut() {
-                files.episodes(&group.rollouts, &context).map_err(Failure::fault)?;
-            }
-        }
-        let evaluated = evaluated(&groups);
-        self.before.get_or_insert(evaluated);
-        self.after = Some(evaluated);
-        if let Some(files) = files {
-            let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
-            files.metrics(&record).map_err(Failure::fault)?;
-            let base = self.base_model();
-            files
-                .keep_best(self.step, self.policy_files(&base), &evaluated)
-                .map_err(Failure::fault)?;
-            self.commit(files)?;
-        }
-        let milestones = evaluated
-            .milestone_reward
-            .map_or_else(String::new, |it| format!(", milestone reward {it:.3}"));
-        progress.note(&format!(
-            "step {}: success {:.3}, reward {:.3}{milestones} on {} held-out episodes",
-            self.step, evaluated.success, evaluated.reward, evaluated.episodes
-        ));
-        progress.record("evaluation", &evaluated);
-        Ok(Some(evaluated))
-    }
-
-    /// Plays the training groups of these numbers as the policy is now, trains on none of them, and
-    /// examines how their ids were sampled: evidence and the actor's kind of device, by episode.
-    ///
-    /// # Errors
-    /// As [`Collector::collect`]; a failing device.
-    pub fn examine(
-        &mut self,
-        groups: Range<u64>,
-        order: &mut TaskOrder,
-        progress: &Progress,
-    ) -> Result<Vec<(String, SamplingEvidence)>, Failure> {
-        let settings = self.plan.recipe.training;
-        let position = groups.start * u64::from(settings.num_generations);
-        let orders = self.training_orders(groups.clone(), order);
-        let numbers: Vec<u64> = groups.collect();
-        let mut watcher = Watcher {
-            files: None,
-            progress,
-            position,
-            what: "calibrating".into(),
-            ordered: numbers.len() * settings.num_generations as usize,
-        };
-        self.collector.order(orders, &mut watcher)?;
-        let groups = self.collector.collect(&numbers, &mut watcher)?;
-        self.collector.confirm(&groups);
-        let mut found = Vec::new();
-        for group in &groups {
-            let episodes: Vec<_> = group.rollouts.iter().map(|it| &it.episode).collect();
-            let (adapter, images) = (Some(&self.adapter), self.plan.images.as_ref());
-            let ids = examine(&self.decoder, adapter, images, settings.sampling(), &episodes)
-                .map_err(Failure::fault)?;
-            for (source, ids) in group.sources.iter().zip(&ids) {
-                found.push((device_kind(&source.device).to_owned(), SamplingEvidence::of(ids)));
-            }
-        }
-        Ok(found)
     }
 
     pub(super) fn training_orders(
@@ -486,6 +379,14 @@ impl Learner {
     pub fn part<T>(mut self, result: Result<T, Failure>) -> Result<T, Failure> {
         let result = result.and_then(|value| share_end(&mut self.ranks).map(|()| value));
         self.ranks.finish(result)
+    }
+}
+
+/// The adapter that a run starts from.
+pub(super) fn first_adapter(recipe: &Recipe, decoder: &Decoder) -> Result<Adapter, ModelError> {
+    match &recipe.adapter {
+        Some(frozen) => Adapter::load_peft(&frozen.path, decoder),
+        None => Adapter::init(&recipe.lora.to_config(), decoder, recipe.seed),
     }
 }
 
