@@ -132,7 +132,8 @@ impl Lines {
     }
 }
 
-fn one_line(text: &str) -> String {
+/// A text that a message can hold.
+pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect()
 }
 

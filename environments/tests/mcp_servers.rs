@@ -56,45 +56,82 @@ fn episodes_are_played_scored_and_replayed() {
             "command": [venv::python(packages), "mcp_server.py"],
             "env": {"PYTHONPATH": packages.join(version)},
         }});
-        let spec = with(section, json!({}));
-        let description = spec.describe().expect("described");
-        assert_eq!(description.determinism, Determinism::Deterministic, "{version}");
-        let names: Vec<&str> = description.tools.iter().map(|tool| tool.name.as_str()).collect();
-        assert_eq!(names, ["guess"], "ours are not shown");
-        assert_eq!(
-            description.tools[0].parameters,
-            json!({"properties": {"value": {"type": "integer"}}, "required": ["value"], "type": "object"})
-        );
-        let task = task(r#"{"largest":100}"#);
-        for seed in [5, 1 << 40] {
-            let key = key(&task, seed);
-            let (mut low, mut high) = (1, 100);
-            let recording = play(&spec, key, 20, |reset, rows| {
-                assert_eq!(reset, "The number is between 1 and 100.");
-                let middle = |low: i64, high: i64| (low + high) / 2;
-                let said = rows.last().map(|row| row.observation.as_str()).unwrap_or_default();
-                if said.contains("higher") {
-                    low = middle(low, high) + 1;
-                } else if said.contains("lower") {
-                    high = middle(low, high) - 1;
-                }
-                Some(Move::new("guess", json!({"value": middle(low, high)})))
-            })
-            .expect("no fault");
-            assert!(recording.score.success && recording.score.reward == 1.0, "seven halvings do");
-            assert!(recording.rows.last().is_some_and(|row| row.done));
-            let claim = Claim::from(&recording);
-            assert_eq!(check_trace(key, &description, &spec.limits(), claim), Ok(()));
-            assert_eq!(verify_replay(&spec, key, claim).as_ref(), Ok(&recording));
-        }
-        let mut episode = start(&spec, &task).expect("resets");
-        let row =
-            episode.call(0, &call("guess", r#"{"value":13}"#), CallPermit::Run).expect("runs");
-        assert!(
-            row.kind == CallKind::Raised && row.observation.contains("Error executing tool guess"),
-            "{version}: {row:?}"
-        );
+        plays_guessing(version, &with(section, json!({})));
     }
+}
+
+#[cfg(feature = "mcp-http")]
+#[test]
+fn episodes_are_played_scored_and_replayed_over_http() {
+    for (version, answers) in
+        venv::MCP.into_iter().flat_map(|it| [(it, "json"), (it, "events")])
+    {
+        let Some(server) = venv::Server::start_mcp(version, &[answers]) else { return };
+        let url = format!("http://127.0.0.1:{}/mcp", server.port);
+        plays_guessing(&format!("{version}, {answers}"), &with(json!({"mcp": {"url": url}}), json!({})));
+    }
+}
+
+#[cfg(feature = "mcp-http")]
+#[test]
+fn a_server_over_http_at_its_capacity_is_waited_for_and_one_that_ends_is_a_fault() {
+    let Some(mut server) = venv::Server::start_mcp(venv::MCP[1], &["json", "1"]) else { return };
+    let named = json!({"url": format!("http://127.0.0.1:{}/mcp", server.port)});
+    let with = |settings| with(json!({"mcp": named, "determinism": "recorded"}), settings);
+    let (patient, impatient) = (with(json!({})), with(json!({"capacity_seconds": 0})));
+    let task = task("{}");
+    let held = start(&patient, &task).expect("resets");
+    let busy = impatient.describe().expect_err("no room");
+    assert!(matches!(busy, Fault::Busy { .. }), "{busy}");
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| start(&patient, &task));
+        drop(held);
+        let mut episode = waits.join().expect("no panic").expect("its turn came");
+        server.kill();
+        let fault = episode.call(0, &call("guess", r#"{"value":1}"#), CallPermit::Run);
+        let fault = fault.expect_err("a fault").to_string();
+        assert!(fault.contains("its connection broke"), "{fault}");
+    });
+}
+
+/// Plays the guessing game of `spec` on two seeds, and again, and once more with a tool that raises.
+fn plays_guessing(which: &str, spec: &EnvironmentSpec) {
+    let description = spec.describe().expect("described");
+    assert_eq!(description.determinism, Determinism::Deterministic, "{which}");
+    let names: Vec<&str> = description.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["guess"], "ours are not shown");
+    assert_eq!(
+        description.tools[0].parameters,
+        json!({"properties": {"value": {"type": "integer"}}, "required": ["value"], "type": "object"})
+    );
+    let task = task(r#"{"largest":100}"#);
+    for seed in [5, 1 << 40] {
+        let key = key(&task, seed);
+        let (mut low, mut high) = (1, 100);
+        let recording = play(spec, key, 20, |reset, rows| {
+            assert_eq!(reset, "The number is between 1 and 100.");
+            let middle = |low: i64, high: i64| (low + high) / 2;
+            let said = rows.last().map(|row| row.observation.as_str()).unwrap_or_default();
+            if said.contains("higher") {
+                low = middle(low, high) + 1;
+            } else if said.contains("lower") {
+                high = middle(low, high) - 1;
+            }
+            Some(Move::new("guess", json!({"value": middle(low, high)})))
+        })
+        .expect("no fault");
+        assert!(recording.score.success && recording.score.reward == 1.0, "seven halvings do");
+        assert!(recording.rows.last().is_some_and(|row| row.done));
+        let claim = Claim::from(&recording);
+        assert_eq!(check_trace(key, &description, &spec.limits(), claim), Ok(()));
+        assert_eq!(verify_replay(spec, key, claim).as_ref(), Ok(&recording));
+    }
+    let mut episode = start(spec, &task).expect("resets");
+    let row = episode.call(0, &call("guess", r#"{"value":13}"#), CallPermit::Run).expect("runs");
+    assert!(
+        row.kind == CallKind::Raised && row.observation.contains("Error executing tool guess"),
+        "{which}: {row:?}"
+    );
 }
 
 #[test]

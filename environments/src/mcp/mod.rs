@@ -1,9 +1,10 @@
-//! `{"mcp": {"command": ["program", "argument"]}}`: the tools of an MCP server over its standard input
-//! and output.
+//! `{"mcp": {"command": ["program", "argument"]}}` or `{"mcp": {"url": "http://host/mcp"}}`: the tools of an
+//! MCP server, over its standard input and output or over streamable HTTP.
 //!
 //! MCP knows tools and neither episodes, seeds nor scores. So every episode has a server process of its
 //! own, which is told the seed (its 31 low bits) and the task's object in the variables [`SEED`] and
-//! [`TASK`] and wherever `{seed}` stands in its command or variables; and two tools, which the policy is
+//! [`TASK`] and wherever `{seed}` stands in its command or variables; or, of a server at a URL, a session
+//! of its own, with the seed wherever `{seed}` stands in the URL. And two tools, which the policy is
 //! never shown, are asked by us: `rollcall_reset`, where there is one, with the task's fields and the seed,
 //! for the text that the policy is shown first; and `rollcall_score`, for the reward. Sections may name
 //! others. No tool whose name starts with `rollcall_` is shown.
@@ -11,9 +12,14 @@
 //! A result ends the episode whose structured content has `"done": true`, or whose `_meta` has
 //! `"rollcall/done": true`. Errors of tools are observations.
 //!
-//! The program is run in the recipe's folder. It has your rights: it is no sandbox.
+//! A program is run in the recipe's folder. It has your rights: it is no sandbox.
 
+#[cfg(feature = "mcp-http")]
+mod events;
+#[cfg_attr(not(feature = "mcp-http"), path = "no_http.rs")]
+mod http;
 mod session;
+mod stdio;
 
 use std::{
     collections::BTreeSet,
@@ -26,12 +32,17 @@ use std::{
 use protocol::Task;
 use serde_json::{Map, Value, json};
 
-use self::session::{Failed, Program, Session};
+use self::{
+    http::Endpoint,
+    session::{Failed, Session},
+    stdio::{Pipes, Program},
+};
 use crate::{
     Blueprint, Description, Environment, Fault, Raised, Reply, Score, SpecError, ToolSpec, allow,
     fields::{Fields, shown, task_fields},
     hosted::{self, Common, Host},
     python::FOLDERS_VARIABLE,
+    room::{Place, Room},
     text,
 };
 
@@ -51,15 +62,11 @@ const SCORE: &str = "rollcall_score";
 const SEED_PLACE: &str = "{seed}";
 
 /// What a section says.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Settings {
-    /// For messages: the command's words.
+    /// For messages: the command's words, or the URL.
     name: String,
-    command: Vec<String>,
-    /// Variables that are set for it.
-    set: Vec<(String, String)>,
-    folder: PathBuf,
-    variables: Vec<String>,
+    reached: Reached,
     /// The tool that is called first, where the section names one.
     reset: Option<String>,
     score: String,
@@ -67,23 +74,71 @@ struct Settings {
     start_seconds: u64,
 }
 
+/// How a server is reached.
+#[derive(Debug)]
+enum Reached {
+    /// It is started for each episode.
+    Started {
+        command: Vec<String>,
+        /// Variables that are set for it.
+        set: Vec<(String, String)>,
+        folder: PathBuf,
+        variables: Vec<String>,
+    },
+    /// It runs, and is asked for a session for each episode.
+    Asked { endpoint: Endpoint, room: Room, capacity_seconds: u64 },
+}
+
 /// Reads a section of a recipe in the folder `recipe`, where one of this machine names the command.
 pub(crate) fn parse(
     fields: &mut Fields<'_>,
     recipe: Option<&Path>,
 ) -> Result<Arc<dyn Blueprint>, SpecError> {
+    let server = fields.object(KEY)?.cloned().unwrap_or_default();
+    let mut inner = Fields::new("environment.mcp", &server);
+    let by_url = server.contains_key("url") && !server.contains_key("command");
+    let (name, reached) = if by_url {
+        let endpoint = Endpoint::read(&mut inner, SEED_PLACE)?;
+        let capacity_seconds = fields.integer("capacity_seconds", 300, 0..=86_400)?;
+        let room = Room::default();
+        (endpoint.url().to_owned(), Reached::Asked { endpoint, room, capacity_seconds })
+    } else {
+        let (command, set) = command(&mut inner)?;
+        let (folder, variables) = (folder(recipe), fields.texts("variables", 64)?);
+        (command.join(" "), Reached::Started { command, set, folder, variables })
+    };
+    inner.refuse_others()?;
+    let named = Value::Object(server);
+    allow::check("environment.mcp", &named, recipe)?;
+    let tool = "the name of a tool of the server";
+    let settings = Settings {
+        name: name.chars().take(100).collect(),
+        reached,
+        reset: fields.optional_text("reset", tool)?.map(str::to_owned),
+        score: fields.optional_text("score", tool)?.unwrap_or(SCORE).into(),
+        common: Common::parse(fields)?,
+        start_seconds: fields.integer("start_seconds", 60, 1..=3600)?,
+    };
+    let server = Arc::new(Server { settings, resets: OnceLock::new() });
+    Ok(Arc::new(Named { server, named, described: OnceLock::new() }))
+}
+
+/// The words of a command, and the variables that are set for it.
+type Started = (Vec<String>, Vec<(String, String)>);
+
+fn command(inner: &mut Fields<'_>) -> Result<Started, SpecError> {
     let wrong = |expected: &str, found: &Value| SpecError::Value {
         field: "environment.mcp".into(),
         expected: expected.into(),
         found: shown(found),
     };
-    let server = fields.object(KEY)?.cloned().unwrap_or_default();
-    let mut inner = Fields::new("environment.mcp", &server);
     let command = inner.texts("command", 256)?;
     if command.is_empty() {
         return Err(SpecError::Missing {
             field: "environment.mcp.command".into(),
-            expected: "a list of texts, as [\"python3\", \"server.py\"]".into(),
+            expected: "a list of texts, as [\"python3\", \"server.py\"], or set \
+                       environment.mcp.url to a server's URL"
+                .into(),
         });
     }
     let mut set = Vec::new();
@@ -96,23 +151,7 @@ pub(crate) fn parse(
     if command.iter().any(|word| word.contains('\0')) {
         return Err(wrong("a command without NUL", &json!(command)));
     }
-    inner.refuse_others()?;
-    let named = Value::Object(server);
-    allow::check("environment.mcp", &named, recipe)?;
-    let tool = "the name of a tool of the server";
-    let settings = Settings {
-        name: command.join(" ").chars().take(100).collect(),
-        command,
-        set,
-        folder: folder(recipe),
-        variables: fields.texts("variables", 64)?,
-        reset: fields.optional_text("reset", tool)?.map(str::to_owned),
-        score: fields.optional_text("score", tool)?.unwrap_or(SCORE).into(),
-        common: Common::parse(fields)?,
-        start_seconds: fields.integer("start_seconds", 60, 1..=3600)?,
-    };
-    let program = Arc::new(Server { settings, resets: OnceLock::new() });
-    Ok(Arc::new(Command { program, named, described: OnceLock::new() }))
+    Ok((command, set))
 }
 
 fn lawful(variable: &str) -> bool {
@@ -131,7 +170,7 @@ fn folder(recipe: Option<&Path>) -> PathBuf {
     folders.next().unwrap_or_else(|| PathBuf::from("."))
 }
 
-/// A server that is started for each episode.
+/// A server.
 #[derive(Debug)]
 struct Server {
     settings: Settings,
@@ -139,30 +178,57 @@ struct Server {
     resets: OnceLock<bool>,
 }
 
+/// An episode's session, and its place where the server counts them.
+#[derive(Debug)]
+struct Seated {
+    session: Session,
+    _place: Option<Place>,
+}
+
 impl Server {
     fn fault(&self, during: &'static str, what: String) -> Fault {
         Fault::Process { environment: self.settings.name.clone(), during, what }
     }
 
-    fn start(&self, seed: u64, task: &Map<String, Value>) -> Result<Session, Fault> {
-        let settings = &self.settings;
+    /// A session for an episode.
+    fn start(&self, seed: u64, task: &Map<String, Value>, beside: bool) -> Result<Seated, Fault> {
         let seed = (seed & 0x7fff_ffff).to_string();
-        let filled = |text: &String| text.replace(SEED_PLACE, &seed);
-        let command: Vec<String> = settings.command.iter().map(filled).collect();
-        let mut set: Vec<(String, String)> =
-            settings.set.iter().map(|(name, value)| (name.clone(), filled(value))).collect();
-        set.push((SEED.into(), seed.clone()));
-        set.push((TASK.into(), Value::Object(task.clone()).to_string()));
-        let (folder, variables) = (&settings.folder, &settings.variables);
-        let program = Program { command: &command, folder, variables, set };
-        Session::start(&program, Duration::from_secs(settings.start_seconds))
-            .map_err(|what| self.fault("its start", what))
+        let patience = Duration::from_secs(self.settings.start_seconds);
+        let fault = |what: String| self.fault("its start", what);
+        match &self.settings.reached {
+            Reached::Started { command, set, folder, variables } => {
+                let filled = |text: &String| text.replace(SEED_PLACE, &seed);
+                let command: Vec<String> = command.iter().map(filled).collect();
+                let mut set: Vec<(String, String)> =
+                    set.iter().map(|(name, value)| (name.clone(), filled(value))).collect();
+                set.push((SEED.into(), seed.clone()));
+                set.push((TASK.into(), Value::Object(task.clone()).to_string()));
+                let program = Program { command: &command, folder, variables, set };
+                let link = Pipes::start(&program).map_err(fault)?;
+                let session = Session::start(Box::new(link), patience);
+                let session = session.map_err(|failed| fault(failed.reason()))?;
+                Ok(Seated { session, _place: None })
+            }
+            Reached::Asked { endpoint, room, capacity_seconds } => {
+                let waits = Duration::from_secs(*capacity_seconds);
+                let ask = || {
+                    let link = endpoint.connect(SEED_PLACE, &seed).map_err(fault)?;
+                    match Session::start(Box::new(link), patience) {
+                        Ok(session) => Ok(Ok(session)),
+                        Err(Failed::Full(what)) => Ok(Err(what)),
+                        Err(failed) => Err(fault(failed.reason())),
+                    }
+                };
+                let (session, place) = room.find(&self.settings.name, waits, beside, ask)?;
+                Ok(Seated { session, _place: Some(place) })
+            }
+        }
     }
 
     /// The tools that the policy is shown.
     fn tools(&self) -> Result<Vec<ToolSpec>, Fault> {
         let settings = &self.settings;
-        let mut session = self.start(0, &Map::new())?;
+        let Seated { mut session, _place } = self.start(0, &Map::new(), false)?;
         let fault = |what: String| self.fault("its list of tools", what);
         let listed = session.tools(settings.common.reset()).map_err(fault)?;
         let has = |name: &str| listed.iter().any(|tool| tool.name == name);
@@ -198,27 +264,40 @@ impl Host for Server {
         &self.settings.common
     }
 
-    fn play(self: &Arc<Self>, description: Description, _: bool) -> Box<dyn Environment> {
-        Box::new(Episode { server: self.clone(), description, session: None })
+    fn play(self: &Arc<Self>, description: Description, beside: bool) -> Box<dyn Environment> {
+        Box::new(Episode { server: self.clone(), description, beside, seated: None })
     }
 }
 
-/// A server's command in a recipe.
+/// A server in a recipe.
 #[derive(Debug)]
-struct Command {
-    program: Arc<Server>,
+struct Named {
+    server: Arc<Server>,
     /// As it stands in the section.
     named: Value,
     described: OnceLock<Result<Description, Fault>>,
 }
 
-impl Blueprint for Command {
+impl Named {
+    /// What the server has, asked once, with the claim to be deterministic put to the test.
+    fn described(&self) -> Result<Description, Fault> {
+        let describe = || {
+            let settings = &self.server.settings;
+            let tools = self.server.tools()?;
+            let description = settings.common.describe(&settings.name, VERSION.into(), tools);
+            hosted::tested(&self.server, description)
+        };
+        self.described.get_or_init(describe).clone()
+    }
+}
+
+impl Blueprint for Named {
     fn key(&self) -> &'static str {
         KEY
     }
 
     fn name(&self) -> &str {
-        &self.program.settings.name
+        &self.server.settings.name
     }
 
     fn named(&self) -> Value {
@@ -226,7 +305,10 @@ impl Blueprint for Command {
     }
 
     fn folder(&self) -> Option<&Path> {
-        Some(&self.program.settings.folder)
+        match &self.server.settings.reached {
+            Reached::Started { folder, .. } => Some(folder),
+            Reached::Asked { .. } => None,
+        }
     }
 
     fn version(&self) -> String {
@@ -234,7 +316,7 @@ impl Blueprint for Command {
     }
 
     fn settings(&self) -> Map<String, Value> {
-        let settings = &self.program.settings;
+        let settings = &self.server.settings;
         let mut all = Map::new();
         if let Some(tool) = &settings.reset {
             all.insert("reset".into(), json!(tool));
@@ -242,7 +324,12 @@ impl Blueprint for Command {
         all.insert("score".into(), json!(settings.score));
         all.extend(settings.common.settings());
         all.insert("start_seconds".into(), settings.start_seconds.into());
-        all.insert("variables".into(), json!(settings.variables));
+        match &settings.reached {
+            Reached::Started { variables, .. } => all.insert("variables".into(), json!(variables)),
+            Reached::Asked { capacity_seconds, .. } => {
+                all.insert("capacity_seconds".into(), (*capacity_seconds).into())
+            }
+        };
         all
     }
 
@@ -251,14 +338,11 @@ impl Blueprint for Command {
     }
 
     fn open(&self) -> Result<Box<dyn Environment>, Fault> {
-        let describe = || {
-            let settings = &self.program.settings;
-            let tools = self.program.tools()?;
-            let description = settings.common.describe(&settings.name, VERSION.into(), tools);
-            hosted::tested(&self.program, description)
-        };
-        let description = self.described.get_or_init(describe).clone()?;
-        Ok(self.program.play(description, false))
+        Ok(self.server.play(self.described()?, false))
+    }
+
+    fn open_beside(&self) -> Result<Box<dyn Environment>, Fault> {
+        Ok(self.server.play(self.described()?, true))
     }
 
     fn waits(&self) -> bool {
@@ -274,15 +358,16 @@ impl Blueprint for Command {
     }
 
     fn score_claim(&self, reward: f64) -> Option<Score> {
-        self.program.settings.common.score(reward)
+        self.server.settings.common.score(reward)
     }
 }
 
-/// An episode: a server from its first reset on.
+/// An episode: a session from its reset on.
 struct Episode {
     server: Arc<Server>,
     description: Description,
-    session: Option<Session>,
+    beside: bool,
+    seated: Option<Seated>,
 }
 
 impl Episode {
@@ -296,18 +381,15 @@ impl Episode {
     ) -> Result<Result<Value, String>, Fault> {
         let server = &self.server;
         // A session that broke is dropped, and all that runs below it with it.
-        let Some(mut session) = self.session.take() else {
+        let Some(mut seated) = self.seated.take() else {
             return Err(server.fault(during, "there was no reset before it".into()));
         };
-        let result = match session.call(tool, &arguments, patience) {
+        let result = match seated.session.call(tool, &arguments, patience) {
             Ok(result) => Ok(result),
             Err(Failed::Refused(message)) => Err(message),
-            Err(Failed::Broken(what)) => {
-                drop(session);
-                return Err(server.fault(during, what));
-            }
+            Err(failed) => return Err(server.fault(during, failed.reason())),
         };
-        self.session = Some(session);
+        self.seated = Some(seated);
         Ok(result)
     }
 
@@ -351,9 +433,9 @@ impl Environment for Episode {
     }
 
     fn reset(&mut self, task: &Task, seed: u64) -> Result<Option<String>, Fault> {
-        self.session = None;
+        self.seated = None;
         let fields = hosted::row(task, Map::new())?;
-        self.session = Some(self.server.start(seed, &fields)?);
+        self.seated = Some(self.server.start(seed, &fields, self.beside)?);
         if self.server.resets.get() != Some(&true) {
             return Ok(None);
         }

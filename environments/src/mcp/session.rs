@@ -1,19 +1,14 @@
-//! A running MCP server: started with next to nothing of our environment, asked one thing at a time under
-//! a deadline, and gone with everything that it started when it is dropped.
-//!
-//! The protocol is lines of JSON-RPC 2.0. What is no JSON on the server's standard output (something that
-//! a tool printed) is passed over, as other clients do; requests of the server's own are refused, but for
-//! `ping`.
+//! A session with an MCP server, whatever carries it: JSON-RPC 2.0, one request at a time, each under a
+//! deadline. Requests of the server's own are refused, but for `ping`.
 
 use std::{
-    path::Path,
-    process::{Child, Command, Stdio},
+    fmt,
     time::{Duration, Instant},
 };
 
 use serde_json::{Map, Value, json};
 
-use crate::{ToolSpec, lines::Lines, tool::inlined, tree};
+use crate::{ToolSpec, tool::inlined};
 
 /// The version of the protocol that is asked for. Servers answer with one that they have.
 const PROTOCOL: &str = "2025-06-18";
@@ -23,85 +18,99 @@ const MOST_PAGES: usize = 64;
 const NO_METHOD: i64 = -32601;
 const INTERNAL: i64 = -32603;
 
-/// What is started.
-#[derive(Clone, Debug)]
-pub(super) struct Program<'a> {
-    pub(super) command: &'a [String],
-    pub(super) folder: &'a Path,
-    /// Names of our variables that it may see.
-    pub(super) variables: &'a [String],
-    /// Variables that are set for it.
-    pub(super) set: Vec<(String, String)>,
-}
-
 /// Why a request has no result.
 #[derive(Debug)]
 pub(super) enum Failed {
     /// The server refused it.
     Refused(String),
+    /// The server has no room for another session.
+    #[cfg_attr(not(feature = "mcp-http"), expect(dead_code, reason = "only servers at a URL say so"))]
+    Full(String),
     /// The session is of no more use.
     Broken(String),
 }
 
 impl Failed {
-    fn reason(self) -> String {
+    pub(super) fn reason(self) -> String {
         match self {
-            Self::Refused(reason) | Self::Broken(reason) => reason,
+            Self::Refused(reason) | Self::Full(reason) | Self::Broken(reason) => reason,
         }
     }
 }
 
-/// A running server. After [`Failed::Broken`] it is of no more use and must be dropped.
-#[derive(Debug)]
-pub(super) struct Session {
-    process: Process,
-    lines: Lines,
-    requests: u64,
-}
-
-/// The server's first process.
-#[derive(Debug)]
-struct Process {
-    child: Child,
-    mark: String,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        tree::end(&mut self.child, &self.mark);
+impl From<String> for Failed {
+    fn from(what: String) -> Self {
+        Self::Broken(what)
     }
 }
 
+impl From<&str> for Failed {
+    fn from(what: &str) -> Self {
+        Self::Broken(what.into())
+    }
+}
+
+/// Until when a request is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    until: Instant,
+    /// How long that was at the start.
+    pub(super) patience: Duration,
+}
+
+impl Deadline {
+    pub(super) fn within(patience: Duration) -> Self {
+        Self { until: Instant::now() + patience, patience }
+    }
+
+    /// What is left; zero when it is over.
+    pub(super) fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+}
+
+/// What carries messages to a server and back.
+pub(super) trait Link: fmt::Debug + Send {
+    /// Takes a message to the server.
+    fn send(&mut self, message: &Value, deadline: Deadline) -> Result<(), Failed>;
+
+    /// The next message of the server's.
+    fn receive(&mut self, deadline: Deadline) -> Result<Map<String, Value>, Failed>;
+
+    /// The server has answered the first request, with this version of the protocol.
+    fn agreed(&mut self, version: &str) -> Result<(), Failed>;
+
+    /// What is wrong, on one line, with what else is known of the server.
+    fn with_words(&mut self, what: &str) -> String;
+}
+
+/// After [`Failed::Broken`] it is of no more use and must be dropped.
+#[derive(Debug)]
+pub(super) struct Session {
+    link: Box<dyn Link>,
+    requests: u64,
+}
+
 impl Session {
-    /// Starts a server and introduces itself.
+    /// Introduces itself to a server.
     ///
     /// # Errors
     /// What is wrong, with a remedy.
-    pub(super) fn start(program: &Program<'_>, patience: Duration) -> Result<Self, String> {
-        let (name, arguments) = program.command.split_first().ok_or("its command is empty")?;
-        let mark = tree::new_mark()?;
-        let mut command = Command::new(name);
-        tree::prepare(&mut command, &mark, program.variables);
-        command.args(arguments).current_dir(program.folder);
-        command.envs(program.set.iter().map(|(name, value)| (name, value)));
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().map_err(|error| {
-            format!("cannot start {name}: {error}; mend environment.mcp.command or install it")
-        })?;
-        let mut process = Process { child, mark };
-        let lines = Lines::of(&mut process.child, "mcp")?;
-        let mut session = Self { process, lines, requests: 0 };
+    pub(super) fn start(link: Box<dyn Link>, patience: Duration) -> Result<Self, Failed> {
+        let mut session = Self { link, requests: 0 };
         let hello = json!({
             "protocolVersion": PROTOCOL,
             "capabilities": {},
             "clientInfo": {"name": "rollcall", "version": env!("CARGO_PKG_VERSION")},
         });
-        let said = session.request("initialize", hello, patience).map_err(Failed::reason)?;
-        if said.get("protocolVersion").and_then(Value::as_str).is_none() {
-            return Err(session.with_words("it does not say its protocol's version"));
-        }
+        let said = session.request("initialize", hello, patience)?;
+        let version = said.get("protocolVersion").and_then(Value::as_str);
+        let agreed = version.ok_or_else(|| "it does not say its protocol's version".into());
         let ready = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-        session.send(&ready, patience).map_err(|what| session.with_words(&what))?;
+        agreed
+            .and_then(|version| session.link.agreed(version))
+            .and_then(|()| session.link.send(&ready, Deadline::within(patience)))
+            .map_err(|failed| session.worded(failed))?;
         Ok(session)
     }
 
@@ -145,13 +154,13 @@ impl Session {
         params: Value,
         patience: Duration,
     ) -> Result<Value, Failed> {
-        let until = Instant::now() + patience;
+        let deadline = Deadline::within(patience);
         self.requests += 1;
         let id = self.requests;
         let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
-        let sent = self.send(&request, patience);
-        let answer = sent.and_then(|()| self.answer(id, until, patience));
-        let mut answer = answer.map_err(|what| Failed::Broken(self.with_words(&what)))?;
+        let sent = self.link.send(&request, deadline);
+        let answer = sent.and_then(|()| self.answer(id, deadline));
+        let mut answer = answer.map_err(|failed| self.worded(failed))?;
         let Some(error) = answer.get("error") else {
             return Ok(answer.get_mut("result").map(Value::take).unwrap_or_default());
         };
@@ -159,24 +168,18 @@ impl Session {
         // What it says about this request; that it failed itself is another matter.
         Err(match error.get("code").and_then(Value::as_i64) {
             Some(INTERNAL) | None => {
-                Failed::Broken(self.with_words(&format!("it failed: {message}")))
+                self.worded(Failed::Broken(format!("it failed: {message}")))
             }
             Some(_) => Failed::Refused(message.into()),
         })
     }
 
     /// The answer to a request. Everything else that comes before it is seen to.
-    fn answer(&mut self, id: u64, until: Instant, patience: Duration) -> Result<Value, String> {
+    fn answer(&mut self, id: u64, deadline: Deadline) -> Result<Map<String, Value>, Failed> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line = self.lines.receive(left, patience)?;
-            let Ok(Value::Object(message)) = serde_json::from_slice::<Value>(&line) else {
-                continue;
-            };
+            let message = self.link.receive(deadline)?;
             match (message.get("method").and_then(Value::as_str), message.get("id")) {
-                (None, Some(answered)) if answered.as_u64() == Some(id) => {
-                    return Ok(Value::Object(message));
-                }
+                (None, Some(answered)) if answered.as_u64() == Some(id) => return Ok(message),
                 (None, Some(_)) => {
                     return Err("it answered another request than it was asked".into());
                 }
@@ -188,7 +191,7 @@ impl Session {
                         let error = json!({"code": NO_METHOD, "message": "Method not found"});
                         json!({"jsonrpc": "2.0", "id": theirs, "error": error})
                     };
-                    self.send(&answer, left)?;
+                    self.link.send(&answer, deadline)?;
                 }
                 // A notification.
                 (_, None) => {}
@@ -196,17 +199,10 @@ impl Session {
         }
     }
 
-    fn send(&mut self, message: &Value, patience: Duration) -> Result<(), String> {
-        let mut line = message.to_string().into_bytes();
-        line.push(b'\n');
-        self.lines.send(line, patience)
-    }
-
-    fn with_words(&mut self, what: &str) -> String {
-        // Its end may be seen a moment before its exit status is there.
-        match self.process.child.try_wait() {
-            Ok(Some(status)) => self.lines.with_words(&format!("{what} ({})", tree::how(status))),
-            _ => self.lines.with_words(what),
+    fn worded(&mut self, failed: Failed) -> Failed {
+        match failed {
+            Failed::Broken(what) => Failed::Broken(self.link.with_words(&what)),
+            other => other,
         }
     }
 }

@@ -21,12 +21,8 @@ mod wire;
 use std::{
     collections::BTreeSet,
     path::Path,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
+    sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use protocol::Task;
@@ -40,6 +36,7 @@ use crate::{
     Blueprint, Description, Environment, Fault, Raised, Reply, Score, SpecError, ToolSpec, allow,
     fields::{Fields, task_fields},
     hosted::{self, Common, Host},
+    room::{Place, Room},
 };
 
 /// The key that such sections have in place of `name`.
@@ -48,8 +45,6 @@ pub const KEY: &str = "openenv";
 const VERSION: &str = "openenv-1";
 /// How long a session may take to be told that it is over.
 const PARTING: Duration = Duration::from_secs(1);
-/// The first pause before a server at its capacity is asked again, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// How the rewards of the steps make the episode's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,17 +98,17 @@ pub(crate) fn parse(
         connect_seconds: fields.integer("connect_seconds", 10, 1..=3600)?,
         capacity_seconds: fields.integer("capacity_seconds", 300, 0..=86_400)?,
     };
-    let server = Server { settings, by_name: OnceLock::new(), open: AtomicU64::new(0) };
+    let server = Server { settings, by_name: OnceLock::new(), room: Room::default() };
     Ok(Arc::new(Remote { server: Arc::new(server), described: OnceLock::new() }))
 }
 
-/// A server, and how many sessions this program has there.
+/// A server.
 #[derive(Debug)]
 struct Server {
     settings: Settings,
     /// Whether actions call tools by name. Set before the first episode.
     by_name: OnceLock<bool>,
-    open: AtomicU64,
+    room: Room,
 }
 
 impl Server {
@@ -158,29 +153,20 @@ impl Server {
         beside: bool,
     ) -> Result<(Session, Said), Fault> {
         let settings = &self.settings;
-        let since = Instant::now();
-        let (mut pause, longest) = PAUSES;
-        loop {
+        let ask = || {
             let connect = Duration::from_secs(settings.connect_seconds);
             let socket = Socket::connect(&settings.address, connect);
             let socket = socket.map_err(|what| self.fault(during, what))?;
-            let others = self.open.fetch_add(1, Ordering::Relaxed);
-            let mut session = Session { server: self.clone(), socket: Some(socket) };
-            let what = match session.ask(first, during, patience)? {
-                Said::Busy(what) => what,
-                said => return Ok((session, said)),
-            };
-            drop(session);
-            let waited = since.elapsed();
-            // Who is in its own way would wait for itself.
-            let hopeless = beside && others > 0;
-            if hopeless || waited >= Duration::from_secs(settings.capacity_seconds) {
-                let what = format!("{what}, and did so for {} s", waited.as_secs());
-                return Err(Fault::Busy { environment: settings.url.clone(), what });
-            }
-            thread::sleep(pause);
-            pause = (pause * 2).min(longest);
-        }
+            let mut session = Session { server: self.clone(), socket: Some(socket), place: None };
+            Ok(match session.ask(first, during, patience)? {
+                Said::Busy(what) => Err(what),
+                said => Ok((session, said)),
+            })
+        };
+        let waits = Duration::from_secs(settings.capacity_seconds);
+        let ((mut session, said), place) = self.room.find(&settings.url, waits, beside, ask)?;
+        session.place = Some(place);
+        Ok((session, said))
     }
 }
 
@@ -209,6 +195,8 @@ struct Session {
     server: Arc<Server>,
     /// Nothing after an error.
     socket: Option<Socket>,
+    /// Set once the server has room for it.
+    place: Option<Place>,
 }
 
 impl Session {
@@ -237,7 +225,6 @@ impl Drop for Session {
         if let Some(socket) = self.socket.take() {
             socket.part(PARTING);
         }
-        self.server.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -18,6 +18,8 @@ use tungstenite::{
     Message, WebSocket, client::client_with_config, http::Uri, protocol::WebSocketConfig,
 };
 
+use crate::{json, trust};
+
 /// Longest message or HTTP body, in bytes.
 const MOST_BYTES: usize = 4 << 20;
 /// Most headers of an HTTP reply.
@@ -131,7 +133,7 @@ impl Channel {
                         return Ok(Self::Plain(timed));
                     }
                     let server = ServerName::try_from(name.to_owned()).map_err(|e| cannot(&e))?;
-                    let connection = ClientConnection::new(trust()?, server);
+                    let connection = ClientConnection::new(settings()?, server);
                     let connection = connection.map_err(|error| cannot(&error))?;
                     return Ok(Self::Tls(Box::new(StreamOwned::new(connection, timed))));
                 }
@@ -148,22 +150,19 @@ impl Channel {
     }
 }
 
-/// The certificates that this machine trusts, read once.
-fn trust() -> Result<Arc<ClientConfig>, String> {
-    static TRUST: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
-    let read = || {
+/// The settings of TLS, made once.
+fn settings() -> Result<Arc<ClientConfig>, String> {
+    static SETTINGS: OnceLock<Result<Arc<ClientConfig>, String>> = OnceLock::new();
+    let make = || {
         let mut roots = RootCertStore::empty();
-        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        if roots.is_empty() {
-            return Err("this machine trusts no certificates: install ca-certificates".to_owned());
-        }
+        roots.add_parsable_certificates(trust::certificates()?.iter().cloned());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| error.to_string())?;
         Ok(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
     };
-    TRUST.get_or_init(read).clone()
+    SETTINGS.get_or_init(make).clone()
 }
 
 impl Read for Channel {
@@ -223,7 +222,7 @@ impl Socket {
                 (Ok(()), error) => lost(&error, patience),
             })?;
             return match read {
-                Message::Text(text) => serde_json::from_str(text.as_str())
+                Message::Text(text) => json::read(text.as_bytes())
                     .map_err(|error| format!("its message is no JSON: {error}")),
                 Message::Ping(_) | Message::Pong(_) => continue,
                 Message::Close(Some(frame)) => Err(format!(
@@ -312,7 +311,7 @@ pub(super) fn get(
     } else {
         body.to_vec()
     };
-    serde_json::from_slice(&body).map(Some).map_err(|error| odd(&error))
+    json::read(&body).map(Some).map_err(|error| odd(&error))
 }
 
 fn unchunked(mut body: &[u8]) -> Option<Vec<u8>> {

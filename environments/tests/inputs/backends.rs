@@ -1,6 +1,6 @@
-//! The four kinds of environment, each with one that does as it is told.
+//! The kinds of environment, each with one that does as it is told.
 
-use std::path::Path;
+use std::{any::Any, path::Path};
 
 use environments::EnvironmentSpec;
 use protocol::ParsedCall;
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     hosted,
+    http_mcp::{Answers, HttpServer},
     support::{self, Vice, call},
     venv::{self, Server},
 };
@@ -51,7 +52,7 @@ pub(crate) struct Backend {
 /// An environment, and the server that must live as long.
 pub(crate) struct Odd {
     pub(crate) spec: EnvironmentSpec,
-    _server: Option<Server>,
+    _server: Option<Box<dyn Any>>,
 }
 
 impl From<EnvironmentSpec> for Odd {
@@ -60,7 +61,7 @@ impl From<EnvironmentSpec> for Odd {
     }
 }
 
-pub(crate) const BACKENDS: [Backend; 5] = [
+pub(crate) const BACKENDS: [Backend; 6] = [
     Backend {
         name: "built in",
         odd: |settings| {
@@ -145,6 +146,33 @@ pub(crate) const BACKENDS: [Backend; 5] = [
             Some([mcp(&["add", "pay"], tested.clone())?, mcp(&["draw", "pay"], tested)?])
         },
     },
+    Backend {
+        name: "mcp http",
+        odd: |settings| mcp_http(HttpServer::url, settings),
+        tell: |what| {
+            let misbehave = |how| call("misbehave", &json!({"how": how}).to_string());
+            Some(match what {
+                Do::Add(n) => call("add", &format!(r#"{{"n":{n}}}"#)),
+                Do::AddThenFail => call("add_then_fail", r#"{"n":4}"#),
+                Do::Say(text) => call("say", &json!({"text": text}).to_string()),
+                Do::Text("surrogate") => misbehave("surrogate"),
+                Do::Text(kind) => call("say", &json!({"text": support_text(kind)}).to_string()),
+                Do::Break(how) => misbehave(how),
+                Do::Hang => misbehave("hang"),
+                Do::Win => call("win", "{}"),
+                Do::Print => return None,
+            })
+        },
+        says: |text| json!({"say": text}),
+        ways: &["gone", "torn", "lost", "status", "huge"],
+        pair: || {
+            let tested = json!({"determinism": "deterministic"});
+            Some([
+                mcp_http(HttpServer::url, tested.clone())?,
+                mcp_http(HttpServer::careless_url, tested)?,
+            ])
+        },
+    },
 ];
 
 /// The texts that servers give for a kind.
@@ -185,7 +213,7 @@ fn openenv(version: &str, kind: &str, settings: Value) -> Option<Odd> {
     let section =
         json!({"openenv": server.url(), "determinism": "recorded", "observation": "text"});
     let spec = EnvironmentSpec::parse_in(&with(section, settings), Path::new("."));
-    Some(Odd { spec: spec.expect("a valid section"), _server: Some(server) })
+    Some(Odd { spec: spec.expect("a valid section"), _server: Some(Box::new(server)) })
 }
 
 fn openenv_pair(version: &str) -> Option<[Odd; 2]> {
@@ -202,4 +230,16 @@ fn mcp(tools: &[&str], settings: Value) -> Option<Odd> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
     let spec = EnvironmentSpec::parse_in(&with(section, settings), &folder);
     Some(spec.expect("a valid section").into())
+}
+
+fn mcp_http(url: fn(&HttpServer) -> String, settings: Value) -> Option<Odd> {
+    if cfg!(not(feature = "mcp-http")) {
+        println!("skipped: this build has no cargo feature mcp-http");
+        return None;
+    }
+    let server = HttpServer::start(Answers::Events, 64);
+    let section =
+        json!({"mcp": {"url": url(&server)}, "score": "pay", "determinism": "recorded"});
+    let spec = EnvironmentSpec::parse_in(&with(section, settings), Path::new("."));
+    Some(Odd { spec: spec.expect("a valid section"), _server: Some(Box::new(server)) })
 }

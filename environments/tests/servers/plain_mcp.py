@@ -29,6 +29,7 @@ ANSWERS = {
     "nul": "a\0b",
     "lines": "  a\r\nb  ",
     "empty": "",
+    "surrogate": "a\ud800b",
 }
 total, paid = 0, 0.0
 

@@ -100,7 +100,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     Err(said.lines().last().unwrap_or("pip failed").to_owned())
 }
 
-/// A running OpenEnv server, which ends when it is dropped.
+/// A running server of the tests, which ends when it is dropped.
 pub(crate) struct Server {
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -108,13 +108,22 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server of the tests; nothing where they are skipped.
+    /// Starts an OpenEnv server; nothing where they are skipped.
     pub(crate) fn start(version: &str, kind: &str, capacity: u32) -> Option<Self> {
+        Self::run("openenv_server.py", version, &[kind, &capacity.to_string()])
+    }
+
+    /// Starts an MCP server over HTTP; nothing where they are skipped.
+    pub(crate) fn start_mcp(version: &str, arguments: &[&str]) -> Option<Self> {
+        Self::run("mcp_http_server.py", version, arguments)
+    }
+
+    fn run(script: &str, version: &str, arguments: &[&str]) -> Option<Self> {
         let folder = folder()?;
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers/openenv_server.py");
+        let servers = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/servers");
         let mut child = Command::new(python(folder))
-            .arg(script)
-            .args([kind, &capacity.to_string()])
+            .arg(servers.join(script))
+            .args(arguments)
             .env("PYTHONPATH", folder.join(version))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -125,8 +134,10 @@ impl Server {
         let mut line = String::new();
         let stdout = child.stdout.take().expect("a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("a port");
-        let port =
-            line.trim().parse().unwrap_or_else(|_| panic!("{kind} of {version} says {line:?}"));
+        let port = line
+            .trim()
+            .parse()
+            .unwrap_or_else(|_| panic!("{script} {arguments:?} of {version} says {line:?}"));
         Some(Self { child, _stdin: stdin, port })
     }
 
