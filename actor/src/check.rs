@@ -43,8 +43,12 @@ pub(crate) fn run(argument: &str, task: &str, images: Option<&Path>) -> Result<(
     }
     let limits = spec.limits();
     print_line(&format!(
-        "limits       {} calls a turn, {} characters an observation, {} a reset",
-        limits.calls_per_turn, limits.observation_chars, limits.reset_chars
+        "limits       {} calls a turn, {} characters an observation{}, {} a reset{}",
+        limits.calls_per_turn,
+        limits.observation_chars,
+        limits.observation_tokens.map_or(String::new(), |most| format!(" and {most} tokens")),
+        limits.reset_chars,
+        limits.episode_seconds.map_or(String::new(), |most| format!(", {most} s an episode")),
     ));
     let report = probe(&spec, &task, 0).map_err(Failure::fault)?;
     print_line(&format!(

@@ -10,9 +10,9 @@ use std::{
 };
 
 use clap::{Args, Parser, Subcommand};
-use environments::EnvironmentSpec;
+use environments::{EnvironmentSpec, Limits, text::CUT_MARK};
 use policy::{
-    chat::{ChatFormat, ChatOptions},
+    chat::{ChatFormat, ChatOptions, ObservationBound},
     device::DeviceChoice,
     engine::{Engine, EngineConfig},
     episode_script::EpisodeLimits,
@@ -304,7 +304,8 @@ fn player(
         serde_json::Value::Object(kwargs) => kwargs,
         _ => return Err(Failure::Fault("the learner's chat_template_kwargs is no object".into())),
     };
-    let format = chat_format(&arguments.model, &tools, settings.system.clone(), kwargs)?;
+    let system = settings.system.clone();
+    let format = chat_format(&arguments.model, (&tools, environment.limits()), system, kwargs)?;
     let dtype = match settings.compute_dtype {
         ComputeDtype::F32 => LoadDtype::F32,
         ComputeDtype::Bf16 | ComputeDtype::F16 => LoadDtype::File,
@@ -331,11 +332,13 @@ fn player(
 
 fn chat_format(
     model: &Path,
-    tools: &[environments::ToolSpec],
+    (tools, limits): (&[environments::ToolSpec], Limits),
     system: Option<String>,
     kwargs: serde_json::Map<String, serde_json::Value>,
 ) -> Result<ChatFormat, Failure> {
     let tools = tools.iter().map(environments::ToolSpec::to_json).collect();
-    let options = ChatOptions { tools, system, kwargs, ..ChatOptions::default() };
+    let bound = limits.observation_tokens;
+    let bound = bound.map(|tokens| ObservationBound { tokens, mark: CUT_MARK });
+    let options = ChatOptions { tools, system, kwargs, bound, ..ChatOptions::default() };
     ChatFormat::load(model, options).map_err(Failure::mistake)
 }

@@ -1,8 +1,8 @@
 //! Plays leased episodes: environment, recorder, chat format and generation engine together.
 //!
-//! No network and no clock: leases go in, episodes come out, and the same leases in the same order
-//! give the same bytes. The rules of an episode are [`EpisodeScript`]'s; this file only carries them
-//! out.
+//! No network, and no clock but for [`environments::Limits::episode_seconds`]: leases go in, episodes come
+//! out, and the same leases in the same order give the same bytes. The rules of an episode are
+//! [`EpisodeScript`]'s; this file only carries them out.
 //!
 //! An episode is sampled or asks its environment (`asks`), never both. While some wait for slow
 //! tools, the others are sampled; which is which changes no episode.
@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use environments::{EnvironmentSpec, Recorder, Recording};
@@ -55,6 +55,7 @@ struct Playing {
     tokens: Vec<u32>,
     loss_mask: Vec<u8>,
     spans: Vec<Span>,
+    since: Instant,
 }
 
 /// Who is at work on an episode.
@@ -146,6 +147,7 @@ impl Player {
             tokens: Vec::new(),
             loss_mask: Vec::new(),
             spans: Vec::new(),
+            since: Instant::now(),
         };
         self.playing.insert(sequence, playing);
         match self.ask(sequence, ask, Step::Start) {
@@ -249,9 +251,16 @@ impl Player {
     /// Gives up an episode, leaving no trace of it. Unknown leases are none of its business.
     pub fn abandon(&mut self, lease: LeaseId) {
         let found = self.playing.iter().find(|(_, p)| p.lease.id == lease);
-        let Some(sequence) = found.map(|(sequence, _)| *sequence) else { return };
+        if let Some(sequence) = found.map(|(sequence, _)| *sequence) {
+            self.give_up(sequence);
+        }
+    }
+
+    /// Ends an episode wherever it is, and returns its lease.
+    fn give_up(&mut self, sequence: SequenceId) -> Option<LeaseAttempt> {
         self.engine.close(sequence);
-        let Some(playing) = self.playing.remove(&sequence) else { return };
+        let playing = self.playing.remove(&sequence)?;
+        let lease = LeaseAttempt::from(&playing.lease);
         match playing.stage {
             Stage::Asking(given_up, _) => given_up.store(true, Ordering::Relaxed),
             // Closing may take a while too.
@@ -260,6 +269,28 @@ impl Player {
             }
             Stage::Sampling(recorder) => drop(recorder),
         }
+        Some(lease)
+    }
+
+    /// Gives up the episodes that have taken longer than they may. Such an episode is void: how fast a
+    /// machine is says nothing about its policy.
+    fn late(&mut self) -> Vec<Outcome> {
+        let Some(seconds) = self.environment.limits().episode_seconds else { return Vec::new() };
+        let over = |playing: &Playing| playing.since.elapsed() >= Duration::from_secs(seconds);
+        let late: Vec<SequenceId> = self
+            .playing
+            .iter()
+            .filter(|(_, playing)| over(playing))
+            .map(|(sequence, _)| *sequence)
+            .collect();
+        let reason = format!(
+            "the episode took longer than environment.limits.episode_seconds, {seconds} s: raise it, \
+             or play fewer at a time"
+        );
+        late.into_iter()
+            .filter_map(|sequence| self.give_up(sequence))
+            .map(|lease| Outcome::Failed { lease, reason: reason.clone() })
+            .collect()
     }
 
     /// The leases in flight.
@@ -273,7 +304,7 @@ impl Player {
     /// # Errors
     /// The engine itself failed; every episode in flight is lost.
     pub fn step(&mut self) -> Result<Vec<Outcome>, policy::engine::EngineError> {
-        let mut outcomes = Vec::new();
+        let mut outcomes = self.late();
         let mut patience = Duration::ZERO;
         if !self.engine.has_work() && !self.playing.is_empty() {
             patience = LISTENING;

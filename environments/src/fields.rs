@@ -120,6 +120,15 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// An integer within bounds; nothing where the field is absent.
+    pub(crate) fn optional_integer(
+        &mut self,
+        key: &'static str,
+        bounds: RangeInclusive<u64>,
+    ) -> Result<Option<u64>, SpecError> {
+        if self.get(key).is_none() { Ok(None) } else { self.integer(key, 0, bounds).map(Some) }
+    }
+
     /// One of the texts in `options`, given by its index; `default` where the field is absent.
     pub(crate) fn choice<T: Copy>(
         &mut self,

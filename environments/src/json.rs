@@ -8,8 +8,9 @@ use serde_json::Value;
 /// # Errors
 /// It is no JSON.
 pub(crate) fn read(message: &[u8]) -> serde_json::Result<Value> {
-    serde_json::from_slice(message)
-        .or_else(|error| whole(message).map_or(Err(error), |mended| serde_json::from_slice(&mended)))
+    serde_json::from_slice(message).or_else(|error| {
+        whole(message).map_or(Err(error), |mended| serde_json::from_slice(&mended))
+    })
 }
 
 /// The same with U+FFFD for every half of a pair that stands alone; nothing where there is none.

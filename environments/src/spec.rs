@@ -425,7 +425,7 @@ mod tests {
             (
                 json!({"name": "guess", "limits": {"calls": 1}}),
                 "environment.limits.calls is unknown: remove it or use one of calls_per_turn, \
-                 observation_chars, reset_chars",
+                 episode_seconds, observation_chars, observation_tokens, reset_chars",
             ),
             (
                 json!({"name": "guess", "limits": {"observation_chars": 1}}),

@@ -26,8 +26,7 @@ fn with(mut section: Value, settings: Value) -> EnvironmentSpec {
 }
 
 fn spec(server: &HttpServer, settings: Value) -> EnvironmentSpec {
-    let section =
-        json!({"mcp": {"url": server.url()}, "score": "pay", "determinism": "recorded"});
+    let section = json!({"mcp": {"url": server.url()}, "score": "pay", "determinism": "recorded"});
     with(section, settings)
 }
 
@@ -39,8 +38,7 @@ fn start(spec: &EnvironmentSpec, task: &Task) -> Result<Recorder, Fault> {
 fn episodes_are_played_scored_and_replayed_whichever_way_a_server_answers() {
     for answers in [Answers::Json, Answers::Events] {
         let server = HttpServer::start(answers, 8);
-        let spec =
-            spec(&server, json!({"success_reward": 0.5, "determinism": "deterministic"}));
+        let spec = spec(&server, json!({"success_reward": 0.5, "determinism": "deterministic"}));
         let task = task(r#"{"say":"seed SEED"}"#);
         let moves = [("add", json!({"n": 2})), ("add", json!({"n": 3})), ("win", json!({}))];
         let recording = play(&spec, key(&task, (1 << 40) + 5), 3, |reset, rows| {
@@ -72,7 +70,8 @@ fn a_session_is_named_in_every_request_and_ended() {
     episode.finish().expect("scored");
     let seen = server.seen();
     // The first session only lists the tools.
-    let start = seen.iter().rposition(|it| it.body["method"] == "initialize").expect("two sessions");
+    let start =
+        seen.iter().rposition(|it| it.body["method"] == "initialize").expect("two sessions");
     let (first, rest) = seen[start..].split_first().expect("an episode");
     assert_eq!(first.headers["accept"], "application/json, text/event-stream");
     assert_eq!(first.headers["content-type"], "application/json");
@@ -190,13 +189,17 @@ fn a_server_that_no_seed_reaches_is_only_recorded() {
 fn mistakes_are_named_with_a_remedy() {
     let parse = |section: Value| EnvironmentSpec::parse_in(&section, Path::new("."));
     let url = "environment.mcp.url must be a server's URL, as \"http://localhost:8000/mcp\", not ";
-    for wrong in ["x", "ftp://a/mcp", "http://", "http://u:p@a/mcp", "http://a/mcp#b", "http://a b"] {
+    for wrong in ["x", "ftp://a/mcp", "http://", "http://u:p@a/mcp", "http://a/mcp#b", "http://a b"]
+    {
         let refused = parse(json!({"mcp": {"url": wrong}})).expect_err("refused").to_string();
         assert!(refused.starts_with(url), "{refused}");
     }
     for (section, expected) in [
         (json!({"mcp": {"url": "http://a", "env": {}}}), "environment.mcp.env is unknown"),
-        (json!({"mcp": {"url": "http://a"}, "variables": ["A"]}), "environment.variables is unknown"),
+        (
+            json!({"mcp": {"url": "http://a"}, "variables": ["A"]}),
+            "environment.variables is unknown",
+        ),
         (
             json!({"mcp": {"url": "http://a", "bearer_token_env_var": 1}}),
             "environment.mcp.bearer_token_env_var must be the name of a variable",
@@ -206,7 +209,8 @@ fn mistakes_are_named_with_a_remedy() {
         assert!(refused.contains(expected), "{refused}");
     }
     let named = json!({"url": "http://127.0.0.1:9/mcp"});
-    let elsewhere = EnvironmentSpec::parse(&json!({"mcp": named})).expect_err("refused").to_string();
+    let elsewhere =
+        EnvironmentSpec::parse(&json!({"mcp": named})).expect_err("refused").to_string();
     assert!(elsewhere.contains(&format!("set ROLLCALL_ALLOW='[{named}]'")), "{elsewhere}");
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("one");
     let closed = parse(json!({"mcp": {"url": format!("http://{closed}/mcp")}})).expect("valid");
@@ -247,9 +251,10 @@ fn plays_with_a_token() {
     let named = json!({"url": server.url(), "bearer_token_env_var": TOKEN});
     let spec = spec(&server, json!({"mcp": named}));
     let mut episode = start(&spec, &task("{}")).expect("resets");
-    let all_told = server.seen().iter().all(|it| {
-        it.headers.get("authorization").is_some_and(|value| value == "Bearer token-7")
-    });
+    let all_told = server
+        .seen()
+        .iter()
+        .all(|it| it.headers.get("authorization").is_some_and(|value| value == "Bearer token-7"));
     assert!(all_told, "every request has it");
     println!("it was told; {spec:?} {:?}", spec.to_json());
     let told = call("misbehave", r#"{"how":"status"}"#);

@@ -63,12 +63,13 @@ fn episodes_are_played_scored_and_replayed() {
 #[cfg(feature = "mcp-http")]
 #[test]
 fn episodes_are_played_scored_and_replayed_over_http() {
-    for (version, answers) in
-        venv::MCP.into_iter().flat_map(|it| [(it, "json"), (it, "events")])
-    {
+    for (version, answers) in venv::MCP.into_iter().flat_map(|it| [(it, "json"), (it, "events")]) {
         let Some(server) = venv::Server::start_mcp(version, &[answers]) else { return };
         let url = format!("http://127.0.0.1:{}/mcp", server.port);
-        plays_guessing(&format!("{version}, {answers}"), &with(json!({"mcp": {"url": url}}), json!({})));
+        plays_guessing(
+            &format!("{version}, {answers}"),
+            &with(json!({"mcp": {"url": url}}), json!({})),
+        );
     }
 }
 

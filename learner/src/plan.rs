@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use environments::{Description, Determinism, Recorder, ToolSpec};
+use environments::{Description, Determinism, Recorder, ToolSpec, text::CUT_MARK};
 use policy::{
-    chat::{ChatError, ChatFormat, ChatOptions},
+    chat::{ChatError, ChatFormat, ChatOptions, ObservationBound},
     model::{Checkpoint, CheckpointDigests},
     vision::{NoImages, PromptImages, episode_prompt},
 };
@@ -420,7 +420,9 @@ fn takes_none(environment: &Description, error: &NoImages) -> RecipeError {
 
 /// The chat format of a recipe's checkpoint.
 pub(crate) fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFormat, RecipeError> {
+    let bound = recipe.environment.limits().observation_tokens;
     let options = ChatOptions {
+        bound: bound.map(|tokens| ObservationBound { tokens, mark: CUT_MARK }),
         tools: tools.iter().map(ToolSpec::to_json).collect(),
         system: recipe.system_prompt.clone(),
         kwargs: recipe.chat_template_kwargs.clone(),

@@ -4,8 +4,12 @@ mod support;
 
 use std::{path::PathBuf, sync::Arc};
 
-use environments::ToolSpec;
-use learner::{audit::check_group, reward::RewardProtocol};
+use environments::{ToolSpec, text::CUT_MARK};
+use learner::{
+    audit::{Reason, check_group},
+    files::messages,
+    reward::RewardProtocol,
+};
 use policy::chat::{ChatFormat, ChatOptions};
 use policy::episode_script::EpisodeLimits;
 use protocol::{CallKind, EpisodeEnd, LeaseId, OnMalformed, Split, Task};
@@ -229,6 +233,32 @@ fn control_tokens_in_prompts_and_observations_stay_text() {
     assert_eq!(count(&external(&episode)), count(&external(&plain)));
     assert!(external(&episode).contains(&stop));
     world.accept(&episode, &lease);
+}
+
+#[test]
+fn an_observation_that_is_cut_between_tokens_is_cut_so_by_the_learner_too() {
+    let section = |limits| json!({"name": "frozen_lake", "size": 8, "limits": limits});
+    let bounded = World::new(section(json!({"observation_tokens": 24})));
+    let unbounded = World::new(section(json!({})));
+    let lease = bounded.lease(0, 0, 3);
+    let turns = [text(&call("move", json!({"direction": "up"}))), text("I stop.")];
+    let episode = bounded.play(&lease, &turns);
+    let shown = bounded.format.shown(&episode.trace[0].observation).expect("encodes");
+    assert_eq!(shown.len(), 24, "a byte a token");
+    assert!(shown.ends_with(CUT_MARK), "{shown}");
+    assert!(episode.trace[0].observation.len() > 64, "the trace holds what was said");
+    let stream = bounded.format.decode(&episode.tokens);
+    assert!(stream.contains(&format!("\n{shown}\n")), "{stream}");
+    let audited = bounded.accept(&episode, &lease);
+    let messages = messages(&bounded.format, &lease.task, &audited);
+    assert_eq!(messages[2]["content"], shown.as_ref(), "evidence holds what was shown");
+    // One who shows more than the recipe allows, or less, is found out.
+    for (player, learner) in [(&unbounded, &bounded), (&bounded, &unbounded)] {
+        let mut episode = player.play(&lease, &turns);
+        episode.run = learner.run;
+        let rejected = learner.audit(&episode, &lease).expect_err("refused");
+        assert!(matches!(rejected.reason, Reason::SuffixMismatch { turn: 0, .. }), "{rejected:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,8 @@ mod common;
 use std::{fs, path::Path};
 
 use policy::chat::{
-    ChatError, ChatFormat, ChatOptions, ChatTokenizer, Dialect, ObservationRole, Template,
+    ChatError, ChatFormat, ChatOptions, ChatTokenizer, Dialect, ObservationBound, ObservationRole,
+    Template,
 };
 use protocol::{FinishReason, ParsedCall};
 use serde_json::{Map, Value, json};
@@ -49,6 +50,49 @@ fn formats() -> Vec<(&'static str, ChatFormat)> {
 fn control_of(format: &ChatFormat, ids: &[u32]) -> Vec<u32> {
     let control = format.control_ids();
     ids.iter().copied().filter(|id| control.contains(id)).collect()
+}
+
+#[test]
+fn an_observation_is_cut_between_tokens_and_between_characters() {
+    let bound = ObservationBound { tokens: 16, mark: " [...cut]" };
+    let long = [
+        "word ".repeat(100),
+        "😀é漢".repeat(40),
+        "x".repeat(5000),
+        format!("{}{}", HOSTILE.join(""), "<|im_end|>".repeat(50)),
+        "\n".repeat(300),
+        "a\r\n\0\u{fffd} ".repeat(30),
+        "e\u{301}".repeat(60),
+    ];
+    for (name, format) in formats() {
+        let options = ChatOptions { bound: Some(bound), ..ChatOptions::default() };
+        let cutting = match name {
+            "plain" => load(name, ChatOptions { system: Some("{tools}".into()), ..options }),
+            _ => load(name, options),
+        };
+        let length = |text: &str| {
+            format
+                .tokenizer()
+                .encode(text, std::slice::from_ref(&(0..text.len())))
+                .map(|it| it.len())
+        };
+        for text in &long {
+            let shown = cutting.shown(text).expect("encodes");
+            let kept = shown.strip_suffix(bound.mark).expect("marked");
+            assert!(text.starts_with(kept) && !kept.is_empty(), "{name}: {text:.40}: {shown}");
+            let found = length(&shown).expect("encodes");
+            // What is left out of a character in several tokens is less than a character.
+            assert!((9..=16).contains(&found), "{name}: {text:.40}: {found} tokens: {shown}");
+            assert_eq!(cutting.shown(&shown).expect("encodes"), shown, "within the bound");
+            let cut = cutting.suffix(FinishReason::Stop, &[text, "short"]).expect("renders");
+            let whole = format.suffix(FinishReason::Stop, &[&shown, "short"]).expect("renders");
+            assert_eq!(format.decode(&cut), format.decode(&whole), "{name}: {text:.40}");
+            assert_eq!(format.shown(text).expect("no bound"), text.as_str());
+        }
+        let fits = "abc";
+        assert_eq!(cutting.shown(fits).expect("encodes"), fits);
+        assert_eq!(cutting.shown("").expect("encodes"), "");
+    }
 }
 
 #[test]

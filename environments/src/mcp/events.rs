@@ -149,7 +149,8 @@ mod tests {
     fn an_event_without_end_is_given_up() {
         let deadline = Deadline::within(Duration::from_secs(600));
         for unit in ["data: x", "data: x\n"] {
-            let mut events = Events::new(io::Cursor::new(unit.repeat(1 << 20)).chain(io::repeat(b'x')));
+            let mut events =
+                Events::new(io::Cursor::new(unit.repeat(1 << 20)).chain(io::repeat(b'x')));
             let error = events.next(deadline).expect_err("too long");
             assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         }

@@ -97,7 +97,9 @@ impl Endpoint {
         let mut authorization = None;
         if let Some(name) = &self.token {
             let wrong = |how: &str| {
-                format!("its token: the variable {name} {how}: mend it, or name another in environment.mcp.bearer_token_env_var")
+                format!(
+                    "its token: the variable {name} {how}: mend it, or name another in environment.mcp.bearer_token_env_var"
+                )
             };
             let token = env::var(name).map_err(|_| wrong("is not set"))?;
             let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
@@ -211,7 +213,9 @@ impl Connection {
                 "it no longer knows the session (status 404): it ended it, or was started again"
                     .into()
             }
-            404 | 405 => format!("it takes no messages there (status {status}): mend environment.mcp.url"),
+            404 | 405 => {
+                format!("it takes no messages there (status {status}): mend environment.mcp.url")
+            }
             401 | 403 => format!(
                 "it refuses us (status {status}): name a variable with a token that it takes in \
                  environment.mcp.bearer_token_env_var"
@@ -222,7 +226,9 @@ impl Connection {
             300..=399 => {
                 let to = reply.headers().get(header::LOCATION);
                 let to = String::from_utf8_lossy(to.map(HeaderValue::as_bytes).unwrap_or_default());
-                format!("it redirects to {to:?}: if that is the server, set environment.mcp.url to it")
+                format!(
+                    "it redirects to {to:?}: if that is the server, set environment.mcp.url to it"
+                )
             }
             _ => {
                 let mut words = Vec::new();
@@ -349,9 +355,11 @@ impl Link for Connection {
         let version = HeaderValue::from_str(version).ok().filter(plain);
         self.version = Some(version.ok_or("its protocol's version is none")?);
         if !self.session.as_ref().is_some_and(plain) {
-            return Err("it gave no session (Mcp-Session-Id): an episode needs one of its own, so \
+            return Err(
+                "it gave no session (Mcp-Session-Id): an episode needs one of its own, so \
                         run the server with sessions (not stateless)"
-                .into());
+                    .into(),
+            );
         }
         Ok(())
     }

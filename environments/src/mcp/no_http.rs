@@ -18,9 +18,10 @@ impl Endpoint {
         let url = fields.text("url", "a server's URL")?;
         Err(SpecError::Value {
             field: "environment.mcp.url".into(),
-            expected: "absent in this build, which has no cargo feature mcp-http: build with it, or \
+            expected:
+                "absent in this build, which has no cargo feature mcp-http: build with it, or \
                        set environment.mcp.command"
-                .into(),
+                    .into(),
             found: crate::fields::shown(&url.into()),
         })
     }

@@ -24,7 +24,10 @@ pub(super) enum Failed {
     /// The server refused it.
     Refused(String),
     /// The server has no room for another session.
-    #[cfg_attr(not(feature = "mcp-http"), expect(dead_code, reason = "only servers at a URL say so"))]
+    #[cfg_attr(
+        not(feature = "mcp-http"),
+        expect(dead_code, reason = "only servers at a URL say so")
+    )]
     Full(String),
     /// The session is of no more use.
     Broken(String),
@@ -167,9 +170,7 @@ impl Session {
         let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
         // What it says about this request; that it failed itself is another matter.
         Err(match error.get("code").and_then(Value::as_i64) {
-            Some(INTERNAL) | None => {
-                self.worded(Failed::Broken(format!("it failed: {message}")))
-            }
+            Some(INTERNAL) | None => self.worded(Failed::Broken(format!("it failed: {message}"))),
             Some(_) => Failed::Refused(message.into()),
         })
     }

@@ -238,8 +238,7 @@ fn mcp_http(url: fn(&HttpServer) -> String, settings: Value) -> Option<Odd> {
         return None;
     }
     let server = HttpServer::start(Answers::Events, 64);
-    let section =
-        json!({"mcp": {"url": url(&server)}, "score": "pay", "determinism": "recorded"});
+    let section = json!({"mcp": {"url": url(&server)}, "score": "pay", "determinism": "recorded"});
     let spec = EnvironmentSpec::parse_in(&with(section, settings), Path::new("."));
     Some(Odd { spec: spec.expect("a valid section"), _server: Some(Box::new(server)) })
 }

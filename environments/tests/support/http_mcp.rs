@@ -208,7 +208,8 @@ fn post(shared: &Shared, stream: &mut TcpStream, seen: &Seen) -> io::Result<()> 
         let session = format!("s-{}", state.sessions);
         state.games.insert(session.clone(), Game::default());
         drop(state);
-        let hello = answer(json!({"protocolVersion": "2025-03-26", "capabilities": {}})).to_string();
+        let hello =
+            answer(json!({"protocolVersion": "2025-03-26", "capabilities": {}})).to_string();
         let headers = format!(
             "content-type: application/json; charset=utf-8\r\nMcp-Session-Id: {session}\r\n\
              content-length: {}",
@@ -222,9 +223,12 @@ fn post(shared: &Shared, stream: &mut TcpStream, seen: &Seen) -> io::Result<()> 
         return head(stream, "404 Not Found", "content-length: 0");
     }
     match (method, id) {
-        (Some("tools/list"), _) => reply(shared, stream, answer(json!({"tools": tools(&seen.path)}))),
+        (Some("tools/list"), _) => {
+            reply(shared, stream, answer(json!({"tools": tools(&seen.path)})))
+        }
         (Some("tools/call"), _) => {
-            let (name, arguments) = (&seen.body["params"]["name"], &seen.body["params"]["arguments"]);
+            let (name, arguments) =
+                (&seen.body["params"]["name"], &seen.body["params"]["arguments"]);
             let name = name.as_str().unwrap_or_default();
             if name == "misbehave" {
                 let how = arguments["how"].as_str().unwrap_or_default();
@@ -327,12 +331,8 @@ fn misbehave(
     id: &Value,
     how: &str,
 ) -> io::Result<()> {
-    let said = |text: &str| {
-        json!({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": text}]}})
-    };
-    let error = |code: i64, message: &str| {
-        json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}})
-    };
+    let said = |text: &str| json!({"jsonrpc": "2.0", "id": id, "result": {"content": [{"type": "text", "text": text}]}});
+    let error = |code: i64, message: &str| json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}});
     let json = "application/json";
     match how {
         "hang" => hang(stream),

@@ -5,6 +5,7 @@
 //! reordering a line breaks the chain; cutting the log off at its end changes the head.
 
 use std::{
+    borrow::Cow,
     fs,
     io::{BufRead as _, BufReader, Read as _},
     path::{Path, PathBuf},
@@ -146,7 +147,9 @@ pub fn messages(format: &ChatFormat, task: &Task, audited: &Audited) -> Vec<Valu
         messages.push(json!({"role": "assistant", "content": format.decode(&span.ids)}));
         let calls = episode.trace.iter().filter(|row| row.kind != CallKind::Answer);
         for row in calls.filter(|row| row.turn == turn) {
-            let (name, content) = (&row.tool, &row.observation);
+            let (name, said) = (&row.tool, row.observation.as_str());
+            // What cannot be encoded was shown to nobody.
+            let content = format.shown(said).unwrap_or(Cow::Borrowed(said));
             messages.push(json!({"role": "tool", "name": name, "content": content}));
         }
     }

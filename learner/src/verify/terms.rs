@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use environments::{SpecError, python::FOLDERS_VARIABLE};
 use policy::model::{Checkpoint, checkpoint_digests};
 use protocol::{Digest, Split};
 use serde_json::{Map, Value};
@@ -15,7 +16,7 @@ use crate::{
     audit::Auditor,
     files::{Manifest, Progressed, Status, TOKENIZER, dependency_versions, tokenizer_files},
     plan::{PARSER, audit_terms, chat_format, environment_record, prompt_images, reward_protocol},
-    recipe::{Frozen, Recipe, TaskRow, json, read_tasks, run_id},
+    recipe::{Frozen, Recipe, RecipeError, TaskRow, json, read_tasks, run_id},
 };
 
 /// A run as its manifest describes it.
@@ -95,7 +96,7 @@ pub(super) fn read(
     let recipe = match Recipe::from_settings(&manifest.settings, &tokenizer) {
         Ok(recipe) => recipe,
         Err(error) => {
-            report.fail(Name, "settings", "settings", error);
+            report.fail(Name, "settings", "settings", with_place(&error, &manifest));
             return Ok((report, None));
         }
     };
@@ -109,6 +110,19 @@ pub(super) fn read(
     let terms =
         Terms { directory: directory.to_owned(), manifest, progress, recipe, auditor, tasks };
     Ok((report, Some(terms)))
+}
+
+/// What is wrong with the settings. Code that the run found beside its recipe is not looked for there, as
+/// nothing is run that a run's directory names: whoever trusts it is told how to say so.
+fn with_place(error: &RecipeError, manifest: &Manifest) -> String {
+    let folder = manifest.recipe.path.parent().filter(|it| !it.as_os_str().is_empty());
+    match (error, folder) {
+        (RecipeError::Environment(SpecError::Module { .. }), Some(folder)) => format!(
+            "{error}; its recipe lay in {}: to run what is there now, set {FOLDERS_VARIABLE} to that",
+            folder.display()
+        ),
+        _ => error.to_string(),
+    }
 }
 
 /// Which field keeps what a manifest says of progress from being read; nothing of a plan, which has

@@ -6,14 +6,14 @@
 
 use std::{fs, path::Path, sync::Arc};
 
-use environments::{EnvironmentSpec, Recorder, ToolSpec};
+use environments::{EnvironmentSpec, Recorder, ToolSpec, text::CUT_MARK};
 use learner::{
     audit::{AuditTerms, Audited, Auditor, Presented, Rejected},
     leases::Standing,
     reward::RewardProtocol,
 };
 use policy::{
-    chat::{ChatFormat, ChatOptions, Dialect},
+    chat::{ChatFormat, ChatOptions, Dialect, ObservationBound},
     episode_script::{EpisodeLimits, EpisodeScript},
     vision::{PromptImages, episode_prompt},
 };
@@ -177,7 +177,9 @@ impl World {
             VOCABULARY
         };
         let tools = environment.tools().expect("opens").iter().map(ToolSpec::to_json).collect();
-        let options = ChatOptions { tools, ..ChatOptions::default() };
+        let bound = environment.limits().observation_tokens;
+        let bound = bound.map(|tokens| ObservationBound { tokens, mark: CUT_MARK });
+        let options = ChatOptions { tools, bound, ..ChatOptions::default() };
         let format = Arc::new(ChatFormat::load(dir.path(), options).expect("a format"));
         let images =
             shows_images.then(|| PromptImages::load(dir.path(), &format).expect("a processor"));

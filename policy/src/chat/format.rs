@@ -1,6 +1,7 @@
 //! A checkpoint's way of writing conversations, as one value that both sides derive streams from.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeSet, HashSet},
     fmt,
     ops::Range,
@@ -11,8 +12,8 @@ use protocol::FinishReason;
 use serde_json::{Map, Value, json};
 
 use super::{
-    ChatError, ChatTokenizer, Dialect, ObservationRole, ParseRules, Rendered, Template,
-    TemplateDate, Turn, images, parse_turn,
+    ChatError, ChatTokenizer, Dialect, ObservationBound, ObservationRole, ParseRules, Rendered,
+    Template, TemplateDate, Turn, images, parse_turn,
     python::dumps,
     source, stops,
     tokenizer::special_tokens,
@@ -33,6 +34,8 @@ pub struct ChatOptions {
     pub dialect: Option<Dialect>,
     /// What `strftime_now` prints; `None` leaves the function undefined.
     pub today: Option<TemplateDate>,
+    /// How many ids an observation may become; `None` is no bound.
+    pub bound: Option<ObservationBound>,
 }
 
 /// Prompts, suffixes and parsed turns of one checkpoint under one recipe.
@@ -47,6 +50,7 @@ pub struct ChatFormat {
     pub(super) image_pad: Option<u32>,
     tools_in_template: bool,
     pub(super) shape: TurnShape,
+    pub(super) bound: Option<ObservationBound>,
 }
 
 impl fmt::Debug for ChatFormat {
@@ -94,6 +98,7 @@ impl ChatFormat {
             stop_ids,
             image_pad,
             tools_in_template: false,
+            bound: options.bound,
         };
         format.place_tools(&options.tools, options.system)?;
         format.rules.opens_think = format.prompt_opens_think()?;
@@ -185,7 +190,7 @@ impl ChatFormat {
     }
 
     /// The ids between the last sampled id of an assistant turn and the next one's first: the end of the
-    /// turn's line, the observations, and the generation prompt.
+    /// turn's line, the observations as they are shown ([`ChatFormat::shown`]), and the generation prompt.
     ///
     /// A turn that sampled its stop id gets what follows it. A turn cut by the length limit
     /// ([`FinishReason::Length`]) gets the template's own stop id first, as an external id that carries
@@ -201,7 +206,9 @@ impl ChatFormat {
         if observations.is_empty() {
             return Err(ChatError::EmptySuffix);
         }
-        let observations: Vec<&str> = observations.iter().map(AsRef::as_ref).collect();
+        let shown: Vec<Cow<'_, str>> =
+            observations.iter().map(|it| self.shown(it.as_ref())).collect::<Result<_, _>>()?;
+        let observations: Vec<&str> = shown.iter().map(AsRef::as_ref).collect();
         let (rendered, (_, end)) = self.after_assistant(&observations)?;
         let mut ids = self.encode_from(&rendered, end.start)?;
         if finish == FinishReason::Stop && !ids.is_empty() {

@@ -9,6 +9,7 @@
 //! [`Rendered`] for how it is told apart, [`ChatTokenizer`] for how it is encoded. What becomes of odd tool
 //! calls is tabled in [`parse`].
 
+mod bound;
 mod clock;
 mod error;
 mod filters;
@@ -26,6 +27,7 @@ mod tokenizer;
 mod turns;
 mod untrusted;
 
+pub use bound::ObservationBound;
 pub use clock::{NotADate, TemplateDate};
 pub use error::ChatError;
 pub use format::{ChatFormat, ChatOptions};

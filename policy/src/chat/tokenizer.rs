@@ -122,6 +122,27 @@ impl ChatTokenizer {
     /// Encodes `text`, in which only added tokens outside `untrusted` (sorted byte ranges) count. No
     /// special tokens are added around it.
     pub fn encode(&self, text: &str, untrusted: &[Range<usize>]) -> Result<Vec<u32>, ChatError> {
+        Ok(self
+            .tokenized(text, untrusted)?
+            .get_splits(OffsetReferential::Original, OffsetType::Byte)
+            .into_iter()
+            .flat_map(|(_, _, tokens)| tokens.iter().flatten().map(|token| token.id))
+            .collect())
+    }
+
+    /// For each id of an untrusted text the byte at which what it stands for starts.
+    pub(super) fn starts(&self, text: &str) -> Result<Vec<usize>, ChatError> {
+        let pre = self.tokenized(text, std::slice::from_ref(&(0..text.len())))?;
+        let encoding = pre.into_encoding(None, 0, OffsetType::Byte);
+        let encoding = encoding.map_err(|error| tokenizer_error(&error))?;
+        Ok(encoding.get_offsets().iter().map(|(start, _)| *start).collect())
+    }
+
+    fn tokenized(
+        &self,
+        text: &str,
+        untrusted: &[Range<usize>],
+    ) -> Result<PreTokenizedString, ChatError> {
         let mut pre = self.split(text, untrusted)?;
         if let Some(pre_tokenizer) = self.inner.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pre).map_err(|e| tokenizer_error(&e))?;
@@ -142,11 +163,7 @@ impl ChatTokenizer {
             return Err(ChatError::Spellable { token });
         }
         tokenized.map_err(|e| tokenizer_error(&e))?;
-        Ok(pre
-            .get_splits(OffsetReferential::Original, OffsetType::Byte)
-            .into_iter()
-            .flat_map(|(_, _, tokens)| tokens.iter().flatten().map(|token| token.id))
-            .collect())
+        Ok(pre)
     }
 
     /// The control tokens of `text` that stand outside `untrusted`.
