@@ -127,6 +127,7 @@ impl NetworkArguments {
             identity: self.identity,
             lease_ms: self.lease_seconds.saturating_mul(1000),
             resume: false,
+            tensorboard: false,
             metrics_listen: self.metrics_listen,
         }
     }

@@ -72,6 +72,7 @@ impl Learner {
         if let Some(files) = files {
             let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
             files.metrics(&record).map_err(Failure::fault)?;
+            self.collector.metrics().scalars(&record);
             let base = self.base_model();
             files
                 .keep_best(self.step, self.policy_files(&base), &evaluated)
