@@ -258,7 +258,8 @@ async fn fetch(
     metrics: Metrics,
 ) -> Fetched {
     let (less, all) = assembly.manifest().transfer_bytes();
-    debug!(policy = %assembly.manifest().policy.0.short(), all, less, "fetching");
+    let policy = assembly.manifest().policy;
+    debug!(policy = %policy.0.short(), all, less, "fetching");
     let result = tokio::select! {
         result = learner.fetch(&mut assembly) => result,
         _ = stopped => return Err(Broken::with(assembly, false, "it was stopped")),
@@ -272,5 +273,7 @@ async fn fetch(
     let finished = tokio::task::spawn_blocking(move || assembly.finish()).await;
     let bytes = finished.map_err(Broken::without)?.map_err(Broken::without)?;
     metrics.adapter(delta, whole);
-    Ok(bytes.into())
+    let bytes = Bytes::from(bytes);
+    learner.fetched(&policy, &bytes);
+    Ok(bytes)
 }

@@ -20,7 +20,7 @@ use policy::{
     vision::PromptImages,
 };
 use protocol::{
-    ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Welcome,
+    ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Relay, Welcome,
     folder::Disk,
 };
 use terminal::{Failure, metrics_address, serve_metrics};
@@ -53,6 +53,7 @@ Examples:
   actor join 'learner.example:7171#…' --model ./Qwen3-0.6B
   ROLLCALL_JOIN=… actor join --model ./Qwen3-0.6B --device cuda:1 --slots 64
   actor join --join-file /run/secrets/rollcall-join --model ./Qwen3-0.6B
+  actor join --join-file join --model ./Qwen3-0.6B --relay 0.0.0.0:7272
   actor check '{\"name\": \"guess\", \"n\": 8}'"
 )]
 pub struct Cli {
@@ -118,6 +119,11 @@ struct JoinArguments {
     /// Seconds to wait for a learner that does not answer.
     #[arg(long, default_value_t = 60)]
     patience: u64,
+    /// Pass adapters on to other actors, which the learner chooses: listen for them at this IP address and
+    /// UDP port, which must be open for the other actors' machines; port 0 takes any free one. They are told
+    /// this address, or for 0.0.0.0 or [::] the one at which the learner sees this actor.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = relay_address)]
+    relay: Option<SocketAddr>,
     /// Serve metrics in the text format of OpenMetrics at http://ADDR/metrics: a port of 127.0.0.1, or
     /// ADDRESS:PORT.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address)]
@@ -139,6 +145,13 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
             check::run(&environment, &task, images.as_deref())
         }
     }
+}
+
+/// Where to listen for other actors.
+fn relay_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "give an IP address of this machine and a UDP port, such as 0.0.0.0:7272".to_owned()
+    })
 }
 
 /// A join string is far shorter.
@@ -206,11 +219,23 @@ fn join(arguments: &JoinArguments) -> Result<(), Failure> {
             tracing::info!("metrics: http://{bound}/metrics");
         }
         let leave = leave_signal(arguments.leave_with_stdin).map_err(Failure::fault)?;
-        let endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
-        session::serve(&endpoint, options, spool, leave, |welcome| {
+        let mut endpoint = ActorEndpoint::new(join, identity, LinkConfig::default());
+        if let Some(addr) = arguments.relay {
+            let wrong = |error| Failure::Mistake(format!("--relay: {error}"));
+            endpoint = endpoint.with_relay(addr).map_err(wrong)?;
+        }
+        if let Some(relay) = endpoint.relay() {
+            tracing::info!("passes adapters on to other actors at {} (UDP)", relay.local_addr());
+        }
+        let reason = session::serve(&endpoint, options, spool, leave, |welcome| {
             player(arguments, &checkpoint, &burn_device, welcome)
         })
-        .await
+        .await?;
+        if let Some(served) = endpoint.relay().map(Relay::served) {
+            let bytes = served.delta() + served.whole();
+            tracing::info!("passed {bytes} bytes of adapters on to other actors");
+        }
+        Ok(reason)
     })?;
     tracing::info!("done: {reason}");
     Ok(())

@@ -1,7 +1,7 @@
 //! An actor's metrics for operators, in the text format of OpenMetrics (`--metrics-listen`). Names,
 //! units and meanings stand in docs/reliability.md; a test holds the two together.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use prometheus_client::{
     encoding::text::encode,
@@ -29,6 +29,7 @@ struct Inner {
     spool: Gauge,
     adapters: Counter,
     fetched: Counters,
+    relayed: Counters,
 }
 
 impl Default for Metrics {
@@ -43,6 +44,7 @@ impl Default for Metrics {
             spool: Gauge::default(),
             adapters: Counter::default(),
             fetched: Family::default(),
+            relayed: Family::default(),
         };
         let it = &mut inner.registry;
         it.register("connected", "1 while a learner has let it in", inner.connected.clone());
@@ -53,7 +55,9 @@ impl Default for Metrics {
         let bytes = Unit::Bytes;
         it.register_with_unit("spool", "Their length", bytes.clone(), inner.spool.clone());
         it.register("adapters", "Adapters that arrived whole", inner.adapters.clone());
-        it.register_with_unit("fetched", "Adapter chunks", bytes, inner.fetched.clone());
+        it.register_with_unit("fetched", "Adapter chunks", bytes.clone(), inner.fetched.clone());
+        let among = "Adapter chunks between actors";
+        it.register_with_unit("relay", among, bytes, inner.relayed.clone());
         Self(Arc::new(inner))
     }
 }
@@ -94,6 +98,14 @@ impl Metrics {
         self.0.episodes.get_or_create(&[("outcome", outcome)]).inc();
     }
 
+    /// So many bytes of adapters came from other actors until now, and went to them.
+    pub fn relayed(&self, taken: u64, served: u64) {
+        for (direction, total) in [("taken", taken), ("served", served)] {
+            let counter = self.0.relayed.get_or_create(&[("direction", direction)]);
+            counter.inner().store(total, Ordering::Relaxed);
+        }
+    }
+
     /// An adapter arrived, in so many bytes of deltas and of whole chunks.
     pub fn adapter(&self, delta: u64, whole: u64) {
         self.0.adapters.inc();
@@ -115,6 +127,7 @@ mod tests {
         metrics.holds(3, 2, 1000);
         metrics.episode("stored");
         metrics.adapter(10, 20);
+        metrics.relayed(30, 40);
         let text = metrics.render();
         for line in [
             "rollcall_actor_connected 1",
@@ -122,6 +135,7 @@ mod tests {
             "rollcall_actor_spool_bytes 1000",
             "rollcall_actor_episodes_total{outcome=\"stored\"} 1",
             "rollcall_actor_fetched_bytes_total{form=\"delta\"} 10",
+            "rollcall_actor_relay_bytes_total{direction=\"served\"} 40",
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is not in\n{text}");
         }

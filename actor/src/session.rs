@@ -170,7 +170,7 @@ pub async fn serve(
                 };
                 info!(run = %rollout.run.0.short(), "joined");
                 options.metrics.connected();
-                let end = play(&mut link, rollout, &mut leaving).await?;
+                let end = play(endpoint, &mut link, rollout, &mut leaving).await?;
                 options.metrics.disconnected();
                 answered = Instant::now();
                 match end {
@@ -275,6 +275,7 @@ fn start(
 
 /// One connection's worth of work.
 async fn play(
+    endpoint: &ActorEndpoint,
     link: &mut LearnerLink,
     rollout: &mut Rollout,
     leaving: &mut Leaving,
@@ -288,6 +289,9 @@ async fn play(
     loop {
         let (episodes, bytes) = rollout.desk.unacknowledged();
         rollout.metrics.holds(rollout.desk.in_hand().count(), episodes, bytes);
+        let served = endpoint.relay().map(|relay| relay.served());
+        let served = served.map_or(0, |served| served.delta() + served.whole());
+        rollout.metrics.relayed(endpoint.taken_from_actors(), served);
         if !draining && leaving.is_asked() {
             draining = true;
             info!("asked to leave: finishes what is in hand");
@@ -379,7 +383,11 @@ impl Rollout {
                     false => Ok(()),
                 })
             }
-            FromLearner::Grant(_) | FromLearner::Announce(_) | FromLearner::Finish { .. } => Ok(()),
+            FromLearner::Grant(_)
+            | FromLearner::Announce(_)
+            | FromLearner::Parent(_)
+            | FromLearner::Children(_)
+            | FromLearner::Finish { .. } => Ok(()),
         }
     }
 

@@ -1,29 +1,23 @@
 //! The learner's metrics for operators, in the text format of OpenMetrics (`--metrics-listen`). Names,
-//! units and meanings stand in docs/reliability.md; a test holds the two together. Beside them it has the
-//! numbers of the last lines of `metrics.jsonl`, under their names (docs/metrics.md).
+//! units and meanings stand in docs/reliability.md; a test holds the two together.
 
 use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric as _, text::encode},
+    encoding::text::encode,
     metrics::{
         counter::Counter,
         family::Family,
-        gauge::{ConstGauge, Gauge},
+        gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
     registry::{Registry, Unit},
 };
 
-use serde_json::Value;
-
-use crate::{leases::LeaseCounts, scalars::scalars};
+use crate::leases::LeaseCounts;
 
 /// What the content is, for an HTTP answer.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -31,25 +25,7 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 type Labels = [(&'static str, &'static str); 1];
 type Counters = Family<Labels, Counter>;
 type Gauges = Family<Labels, Gauge>;
-
-/// Numbers of `metrics.jsonl` that have metrics of their own here.
-const OTHERWISE: [&str; 6] =
-    ["actors", "episodes_by_actor/", "leases/", "rejections/", "staleness", "tokens"];
-
-/// The last of each number of `metrics.jsonl`.
-#[derive(Debug, Default)]
-struct Latest(Mutex<BTreeMap<String, f64>>);
-
-impl Collector for Latest {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let help = "The last number of this name in metrics.jsonl";
-        for (name, number) in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            let gauge = ConstGauge::new(*number);
-            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
-        }
-        Ok(())
-    }
-}
+type Real = Gauge<f64, std::sync::atomic::AtomicU64>;
 
 /// All metrics of a learner. Cheap to clone; nothing here blocks.
 #[derive(Clone, Debug)]
@@ -65,18 +41,21 @@ struct Inner {
     episodes: Counters,
     rejections: Counters,
     tokens: Counters,
-    latest: Arc<Latest>,
+    rates: Family<Labels, Real>,
     staleness: Histogram,
     sync: Histogram,
     queues: Gauges,
     journal: Gauge,
     broadcast: Counters,
     adapter: Gauges,
+    relayed: Gauge,
+    relay_failures: Counter,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("rollcall");
+        let real = || Real::default();
         let inner = Inner {
             steps: Gauge::default(),
             actors: Gauge::default(),
@@ -85,13 +64,15 @@ impl Default for Metrics {
             episodes: Family::default(),
             rejections: Family::default(),
             tokens: Family::default(),
-            latest: Arc::default(),
+            rates: Family::new_with_constructor(real),
             staleness: Histogram::new([0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
             sync: Histogram::new(exponential_buckets(0.000_25, 2.0, 15)),
             queues: Family::default(),
             journal: Gauge::default(),
             broadcast: Family::default(),
             adapter: Family::default(),
+            relayed: Gauge::default(),
+            relay_failures: Counter::default(),
             registry: Registry::default(),
         };
         registry.register("steps", "Optimizer steps made", inner.steps.clone());
@@ -105,7 +86,7 @@ impl Default for Metrics {
             inner.rejections.clone(),
         );
         registry.register("tokens", "Ids sampled and ids trained on", inner.tokens.clone());
-        registry.register_collector(Box::new(inner.latest.clone()));
+        registry.register("tokens_per_second", "Speed of the last step", inner.rates.clone());
         registry.register(
             "staleness_steps",
             "Optimizer steps between the policy of an episode and the update that used it",
@@ -136,6 +117,16 @@ impl Default for Metrics {
             "What an actor fetches of the newest adapter",
             bytes,
             inner.adapter.clone(),
+        );
+        registry.register(
+            "relayed_actors",
+            "Actors that fetch adapters from other actors",
+            inner.relayed.clone(),
+        );
+        registry.register(
+            "relay_failures",
+            "Times that an actor said so of the one it fetched from",
+            inner.relay_failures.clone(),
         );
         Self(Arc::new(Inner { registry, ..inner }))
     }
@@ -198,22 +189,12 @@ impl Metrics {
         self.0.rejections.get_or_create(&[("rung", rung)]).inc();
     }
 
-    /// An optimizer step was made: ids sampled and ids trained on.
-    pub fn step(&self, step: u64, sampled: u64, trained: u64) {
+    /// An optimizer step was made: ids sampled and ids trained on, and how many a second.
+    pub fn step(&self, step: u64, sampled: (u64, f64), trained: (u64, f64)) {
         self.0.steps.set(gauge(step));
-        for (kind, count) in [("sampled", sampled), ("trained", trained)] {
+        for (kind, (count, rate)) in [("sampled", sampled), ("trained", trained)] {
             self.0.tokens.get_or_create(&[("kind", kind)]).inc_by(count);
-        }
-    }
-
-    /// A line was written to `metrics.jsonl`.
-    pub fn scalars(&self, record: &Value) {
-        let mut latest = self.0.latest.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |name: &str| {
-            OTHERWISE.iter().any(|it| name == *it || (it.ends_with('/') && name.starts_with(it)))
-        };
-        for (name, number) in scalars(record).into_iter().filter(|(name, _)| !own(name)) {
-            latest.insert(name.replace('/', "_"), number);
+            self.0.rates.get_or_create(&[("kind", kind)]).set(rate);
         }
     }
 
@@ -241,6 +222,12 @@ impl Metrics {
     pub fn broadcast(&self, delta: u64, whole: u64) {
         total(&self.0.broadcast, "form", "delta", delta);
         total(&self.0.broadcast, "form", "whole", whole);
+    }
+
+    /// So many actors fetch adapters from others now, and so many reports of failing ones came until now.
+    pub fn relays(&self, relayed: usize, failures: u64) {
+        self.0.relayed.set(gauge(relayed as u64));
+        self.0.relay_failures.inner().store(failures, Ordering::Relaxed);
     }
 
     /// What the newest adapter takes, as deltas and as whole chunks.
@@ -305,11 +292,7 @@ mod tests {
         let counts = LeaseCounts { granted: 9, accepted: 4, ..LeaseCounts::default() };
         metrics.leases(&counts, 2);
         metrics.rejected("tokens");
-        metrics.step(5, 100, 80);
-        metrics.scalars(&serde_json::json!({
-            "step": 5, "rollout_tokens_per_second": 1234.5, "clip_ratio/low_mean": 0.25,
-            "leases": {"granted": 9}, "staleness": 2, "tokens": 80,
-        }));
+        metrics.step(5, (100, 1234.5), (80, 99.0));
         metrics.staleness(2);
         metrics.synced(Duration::from_millis(3));
         metrics.queue("events", 7);
@@ -332,12 +315,7 @@ mod tests {
         assert_eq!(value("rollcall_leases_total", "outcome=\"granted\""), 9.0);
         assert_eq!(value("rollcall_episodes_total", "outcome=\"unreadable\""), 2.0);
         assert_eq!(value("rollcall_audit_rejections_total", "rung=\"tokens\""), 1.0);
-        assert_eq!(value("rollcall_rollout_tokens_per_second", ""), 1234.5);
-        assert_eq!(value("rollcall_clip_ratio_low_mean", ""), 0.25);
-        assert_eq!(
-            samples.iter().filter(|it| it.name.starts_with("rollcall_staleness")).count(),
-            9
-        );
+        assert_eq!(value("rollcall_tokens_per_second", "kind=\"sampled\""), 1234.5);
         assert_eq!(value("rollcall_journal_sync_seconds_count", ""), 1.0);
         assert_eq!(value("rollcall_staleness_steps_sum", ""), 2.0);
         assert_eq!(value("rollcall_broadcast_bytes_total", "form=\"whole\""), 20.0);
@@ -361,7 +339,6 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE rollcall_"))
             .filter_map(|line| line.split(' ').next())
-            .filter(|name| !["rollout_tokens_per_second", "clip_ratio_low_mean"].contains(name))
             .collect();
         assert_eq!(documented, types);
     }

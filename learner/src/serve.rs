@@ -129,21 +129,33 @@ pub struct Server {
     stopped: std_mpsc::Receiver<()>,
 }
 
+/// Where and how a learner listens.
+#[derive(Clone, Copy, Debug)]
+pub struct Listen<'a> {
+    /// The address.
+    pub addr: SocketAddr,
+    /// The name under which actors reach it.
+    pub host: &'a str,
+    /// See [`LearnerConfig::relay_fanout`].
+    pub relay_fanout: usize,
+}
+
 impl Server {
-    /// Listens on `addr` for actors that fit `admission`; `host` is the name under which they reach it.
+    /// Listens for actors that fit `admission`.
     ///
     /// # Errors
     /// The port is in use or the address is not ours; the join string cannot be kept.
     pub fn start(
         runtime: &Runtime,
-        addr: SocketAddr,
-        host: &str,
+        listen: &Listen<'_>,
         mut keys: Keys,
         admission: Admission,
         metrics: Metrics,
     ) -> Result<Self, ServeError> {
         let shelf = Arc::new(AdapterShelf::default());
+        let Listen { addr, host, relay_fanout } = *listen;
         let config = LearnerConfig::new(admission, shelf.clone());
+        let config = LearnerConfig { relay_fanout, ..config };
         let _guard = runtime.enter();
         let watch = keys.take_watch();
         let endpoint = LearnerEndpoint::bind(addr, &keys.identity, keys.secret, config)?;
@@ -269,6 +281,8 @@ impl Listener {
                 }
                 _ = looks.tick() => {
                     self.metrics.broadcast(served.delta(), served.whole());
+                    let relays = self.endpoint.relays();
+                    self.metrics.relays(relays.relayed, relays.failures);
                     self.look();
                     continue;
                 }

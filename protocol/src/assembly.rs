@@ -85,6 +85,12 @@ impl Assembly {
         self.received
     }
 
+    /// A chunk that is here.
+    pub(crate) fn chunk(&self, index: usize) -> Option<&[u8]> {
+        self.have.get(index).filter(|have| **have)?;
+        self.bytes.get(self.manifest.range(index)?)
+    }
+
     /// Whether every chunk is here.
     pub fn is_complete(&self) -> bool {
         self.have.iter().all(|have| *have)

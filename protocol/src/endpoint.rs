@@ -3,17 +3,24 @@
 //! One connection carries: the admission preamble on the actor's first one-way stream; one two-way
 //! control stream; each episode on a one-way stream of its own, read one after the other so that
 //! order is kept and one episode at a time is in memory; each chunk of an adapter on a two-way
-//! stream of its own. Until the preamble is proven a peer has one stream and a 16 KiB window.
+//! stream of its own. An actor may also listen, for such chunk streams only, of the actors that the learner
+//! names to it. Until the preamble is proven a peer has one stream and a 16 KiB window.
 
 mod actor;
 mod arrival;
 mod close;
 mod connect_error;
+mod dial;
+mod door;
 mod failures;
 mod fetch;
 mod gate;
 mod learner;
 mod link;
+mod links;
+mod parent;
+mod relay;
+mod relay_shelf;
 mod reset;
 mod shelf;
 mod socket;
@@ -23,13 +30,16 @@ mod to_learner;
 
 use std::time::Duration;
 
-pub use actor::{ActorEndpoint, SocketFactory};
+pub use actor::ActorEndpoint;
 pub use arrival::{Arrival, BindError, JoinFailure};
 pub use close::{CloseCode, LinkError};
 pub use connect_error::ConnectError;
+pub use dial::SocketFactory;
 pub use fetch::{FetchError, Served};
 pub use learner::{LearnerConfig, LearnerEndpoint};
-pub use shelf::{AdapterChunk, AdapterShelf, AdapterStore};
+pub use links::RelayCounts;
+pub use relay::Relay;
+pub use shelf::{AdapterChunk, AdapterShelf, AdapterStore, Coming};
 pub use to_actor::{ActorLink, ToActor};
 pub use to_learner::{LearnerLink, ToLearner};
 
@@ -64,6 +74,9 @@ pub struct LinkConfig {
     pub socket_buffer: usize,
     /// Chunks of an adapter that are fetched at a time.
     pub fetch_parallel: usize,
+    /// An actor that passes adapters on has this long for each chunk, and for each relay between it and the
+    /// learner as long again; then the chunk is fetched from the learner.
+    pub relay: Duration,
     /// Makes packet contents repeatable, for simulations only.
     pub rng_seed: Option<[u8; 32]>,
 }
@@ -79,6 +92,7 @@ impl Default for LinkConfig {
             frame: Duration::from_secs(120),
             socket_buffer: 8 << 20,
             fetch_parallel: 4,
+            relay: Duration::from_secs(20),
             rng_seed: None,
         }
     }

@@ -8,7 +8,7 @@
 use crate::Digest;
 
 /// The version of frames and messages. A peer of another version is refused before the first frame.
-pub const PROTOCOL_VERSION: u16 = 2;
+pub const PROTOCOL_VERSION: u16 = 3;
 
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"RCL1";
@@ -38,9 +38,11 @@ pub enum Kind {
     Drain,
     /// Actor: good-bye, with the leases that go back.
     Leave,
+    /// Actor: the parent that I was given failed.
+    ParentFailed,
     /// Actor: one episode; its body's digest is the episode's id.
     Episode,
-    /// Either side: give me one chunk of an adapter.
+    /// Actor, to the learner or to a relay: give me one chunk of an adapter.
     Fetch,
     /// Learner: you are in.
     Welcome,
@@ -56,6 +58,10 @@ pub enum Kind {
     Revoke,
     /// Learner: the run is over.
     Finish,
+    /// Learner: whom to ask for adapters first.
+    Parent,
+    /// Learner: who may ask you for adapters.
+    Children,
     /// Raw bytes of one adapter chunk.
     Chunk,
 }
@@ -77,13 +83,14 @@ pub enum Channel {
 
 impl Kind {
     /// Every kind, for tests and fuzzing.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 19] = [
         Self::Hello,
         Self::Ready,
         Self::LeaseFailed,
         Self::Holding,
         Self::Drain,
         Self::Leave,
+        Self::ParentFailed,
         Self::Episode,
         Self::Fetch,
         Self::Welcome,
@@ -93,6 +100,8 @@ impl Kind {
         Self::Ack,
         Self::Revoke,
         Self::Finish,
+        Self::Parent,
+        Self::Children,
         Self::Chunk,
     ];
 
@@ -105,6 +114,7 @@ impl Kind {
             Self::Holding => 4,
             Self::Drain => 5,
             Self::Leave => 6,
+            Self::ParentFailed => 7,
             Self::Episode => 16,
             Self::Fetch => 17,
             Self::Welcome => 32,
@@ -114,6 +124,8 @@ impl Kind {
             Self::Ack => 36,
             Self::Revoke => 37,
             Self::Finish => 38,
+            Self::Parent => 39,
+            Self::Children => 40,
             Self::Chunk => 48,
         }
     }
@@ -141,7 +153,8 @@ impl Kind {
             | Self::LeaseFailed
             | Self::Holding
             | Self::Drain
-            | Self::Leave => Channel::ActorControl,
+            | Self::Leave
+            | Self::ParentFailed => Channel::ActorControl,
             Self::Episode => Channel::Episode,
             Self::Fetch => Channel::FetchRequest,
             Self::Welcome
@@ -150,7 +163,9 @@ impl Kind {
             | Self::Announce
             | Self::Ack
             | Self::Revoke
-            | Self::Finish => Channel::LearnerControl,
+            | Self::Finish
+            | Self::Parent
+            | Self::Children => Channel::LearnerControl,
             Self::Chunk => Channel::FetchReply,
         }
     }

@@ -23,6 +23,7 @@ pub mod message;
 pub mod noise_key;
 mod parallel;
 mod private;
+pub mod relay_tree;
 pub mod revoked;
 pub mod session;
 mod tls;
@@ -35,7 +36,7 @@ pub use digest::{ActorId, Digest, EpisodeId, PolicyDigest, RunId, StreamHasher};
 pub use endpoint::{
     ActorEndpoint, ActorLink, AdapterShelf, AdapterStore, Arrival, BindError, CloseCode,
     ConnectError, FetchError, JoinFailure, LearnerConfig, LearnerEndpoint, LearnerLink, LinkConfig,
-    LinkError, ToActor, ToLearner,
+    LinkError, Relay, ToActor, ToLearner,
 };
 pub use episode::{AddressError, Episode, EpisodeEnd, FinishReason, Span};
 pub use frame::PROTOCOL_VERSION;
@@ -46,7 +47,7 @@ pub use lease::{Lease, LeaseId, Sampling, Split, Task};
 pub use manifest::{AdapterManifest, DeltaChunk, DeltaManifest, ManifestError};
 pub use message::{
     AckOutcome, ComputeDtype, Fetch, FromActor, FromLearner, Hello, LeaseAttempt, ModelDigests,
-    OnMalformed, RefusalCode, Refused, RunSettings, Welcome,
+    OnMalformed, Parent, RefusalCode, Refused, RunSettings, Welcome,
 };
 pub use noise_key::NoiseKey;
 pub use session::Admission;

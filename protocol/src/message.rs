@@ -2,10 +2,10 @@
 //!
 //! How they look on the wire, and what is refused there, is [`crate::wire`]'s business.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt, net::SocketAddr};
 
 use crate::{
-    AdapterManifest, Digest, EpisodeId, Lease, LeaseId, PolicyDigest, RunId,
+    ActorId, AdapterManifest, Digest, EpisodeId, Lease, LeaseId, PolicyDigest, RunId,
     frame::PROTOCOL_VERSION,
 };
 
@@ -36,6 +36,9 @@ pub struct Hello {
     pub slots: u32,
     /// Policies that it holds already, from an earlier connection.
     pub held: Vec<PolicyDigest>,
+    /// Where it serves adapters to other actors, if it does; an address of zeros stands for the one at
+    /// which the learner sees it.
+    pub relay: Option<SocketAddr>,
 }
 
 impl Hello {
@@ -48,6 +51,7 @@ impl Hello {
             device: device.into(),
             slots,
             held: Vec::new(),
+            relay: None,
         }
     }
 }
@@ -199,6 +203,13 @@ pub enum FromActor {
         /// The policy.
         policy: PolicyDigest,
     },
+    /// The actor that it was to fetch adapters from failed; it fetches from the learner.
+    ParentFailed {
+        /// Which.
+        parent: ActorId,
+        /// How, one line.
+        reason: String,
+    },
     /// It is going away: finish what is in flight, grant nothing more.
     Drain,
     /// Its last message. The leases named go back unplayed.
@@ -215,6 +226,9 @@ impl fmt::Debug for FromActor {
             Self::Episode { id, body } => write!(f, "Episode({id}, {} bytes)", body.len()),
             Self::LeaseFailed { lease, reason } => write!(f, "LeaseFailed({lease}: {reason})"),
             Self::Holding { policy } => write!(f, "Holding({policy})"),
+            Self::ParentFailed { parent, reason } => {
+                write!(f, "ParentFailed({}: {reason})", parent.0.short())
+            }
             Self::Drain => f.write_str("Drain"),
             Self::Leave { returned } => write!(f, "Leave({returned:?})"),
         }
@@ -262,11 +276,27 @@ pub enum FromLearner {
     },
     /// Stop playing these; nothing needs to be sent for them.
     Revoke(Vec<LeaseAttempt>),
+    /// Fetch adapters from that actor before asking the learner; from the learner alone where there is none.
+    Parent(Option<Parent>),
+    /// The actors that may fetch adapters from this one, in place of those of an earlier message.
+    Children(BTreeSet<ActorId>),
     /// The run is over; the actor's work is done.
     Finish {
         /// Why, one line.
         reason: String,
     },
+}
+
+/// An actor that passes adapters on to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// Who: the SHA-256 of the certificate that it must present.
+    pub actor: ActorId,
+    /// Where.
+    pub address: SocketAddr,
+    /// How many relays are between the learner and the child, this one included, at least 1: patience grows
+    /// with it.
+    pub level: u8,
 }
 
 /// Asks for one chunk of a policy's adapter.

@@ -13,6 +13,7 @@ mod broadcast;
 mod control;
 mod episode;
 mod grant;
+mod relay;
 
 pub use bounds::*;
 pub use broadcast::{decode_fetch, decode_manifest, encode_fetch, encode_manifest};
@@ -65,6 +66,10 @@ pub mod bounds {
     pub const MAX_LEASE_LIST: usize = 3072;
     /// Episodes that an actor may say it keeps in flight.
     pub const MAX_SLOTS: u32 = 65_536;
+    /// Actors that one actor may serve adapters to.
+    pub const MAX_CHILDREN: usize = 64;
+    /// Relays between the learner and an actor.
+    pub const MAX_RELAY_LEVEL: u8 = 8;
     /// Longest deadline of a lease: a week.
     pub const MAX_DEADLINE_MS: u64 = 7 * 24 * 3600 * 1000;
 }

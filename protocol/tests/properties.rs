@@ -3,12 +3,19 @@
 
 mod support;
 
-use proptest::{collection::vec, prelude::*};
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::{
+    collection::{btree_set, vec},
+    prelude::*,
+};
 use protocol::{
-    AckOutcome, AdapterManifest, CallKind, DeltaChunk, DeltaManifest, Digest, Episode, EpisodeEnd,
-    EpisodeId, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease, LeaseAttempt,
-    LeaseId, ModelDigests, NoiseKey, PolicyDigest, RunId, Sampling, Span, Split, Task, TraceRow,
-    frame::{CHUNK_LEN, Decoded, Decoder, Frame, Kind},
+    AckOutcome, ActorId, AdapterManifest, CallKind, DeltaChunk, DeltaManifest, Digest, Episode,
+    EpisodeEnd, EpisodeId, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease,
+    LeaseAttempt, LeaseId, ModelDigests, NoiseKey, Parent, PolicyDigest, RunId, Sampling, Span,
+    Split, Task, TraceRow,
+    frame::{CHUNK_LEN, Decoded, Decoder, Frame, Kind, MAGIC, PROTOCOL_VERSION},
+    wire::bounds::MAX_RELAY_LEVEL,
 };
 use support::{Message, episode, frame, samples};
 
@@ -18,6 +25,21 @@ fn digests() -> impl Strategy<Value = Digest> {
 
 fn policies() -> impl Strategy<Value = PolicyDigest> {
     digests().prop_map(PolicyDigest)
+}
+
+fn actors() -> impl Strategy<Value = ActorId> {
+    digests().prop_map(ActorId)
+}
+
+fn addresses() -> impl Strategy<Value = SocketAddr> {
+    let ips = prop_oneof![
+        any::<[u8; 4]>().prop_map(IpAddr::from),
+        any::<[u16; 8]>().prop_map(IpAddr::from),
+        Just(IpAddr::from([0; 4])),
+        Just(IpAddr::from([0_u16; 8])),
+    ];
+    let machines = ips.prop_filter("of many", |ip| !ip.is_multicast());
+    (machines, 1_u16..).prop_map(|(ip, port)| SocketAddr::new(ip, port))
 }
 
 fn texts() -> impl Strategy<Value = String> {
@@ -158,9 +180,17 @@ fn messages() -> impl Strategy<Value = Message> {
                 tokenizer: Digest(tokenizer),
                 template: Digest(template),
             };
-            Message::Hello(Hello { protocol, model, program, device, slots, held })
+            (protocol, model, program, device, slots, held)
         },
     );
+    let hello = (hello, prop::option::of(addresses())).prop_map(
+        |((protocol, model, program, device, slots, held), relay)| {
+            Message::Hello(Hello { protocol, model, program, device, slots, held, relay })
+        },
+    );
+    let parents = (actors(), addresses(), 1..=MAX_RELAY_LEVEL)
+        .prop_filter("not of zeros", |(_, address, _)| !address.ip().is_unspecified())
+        .prop_map(|(actor, address, level)| Parent { actor, address, level });
     let outcome = prop_oneof![
         Just(AckOutcome::Stored),
         Just(AckOutcome::Duplicate),
@@ -174,6 +204,13 @@ fn messages() -> impl Strategy<Value = Message> {
         (attempts(), lines()).prop_map(|(lease, reason)| {
             Message::FromActor(FromActor::LeaseFailed { lease, reason })
         }),
+        (actors(), lines()).prop_map(|(parent, reason)| {
+            Message::FromActor(FromActor::ParentFailed { parent, reason })
+        }),
+        prop::option::of(parents)
+            .prop_map(|parent| Message::FromLearner(FromLearner::Parent(parent))),
+        btree_set(actors(), 0..5)
+            .prop_map(|children| Message::FromLearner(FromLearner::Children(children))),
         vec(attempts(), 0..5)
             .prop_map(|returned| Message::FromActor(FromActor::Leave { returned })),
         vec(leases(), 1..5).prop_map(|leases| Message::FromLearner(FromLearner::Grant(leases))),
@@ -257,7 +294,8 @@ proptest! {
     ) {
         let mut stream = Vec::new();
         if prefix {
-            stream.extend_from_slice(b"RCL1\x02\x00");
+            stream.extend_from_slice(&MAGIC);
+            stream.extend_from_slice(&PROTOCOL_VERSION.to_le_bytes());
             stream.push(kind.byte());
         }
         stream.extend_from_slice(&bytes);

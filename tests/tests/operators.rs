@@ -3,12 +3,13 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{TcpStream, UdpSocket},
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
+use protocol::{Digest, Join, Secret};
 use serde_json::Value;
 use tests::{Demo, Finished, Started, finish, programs, start};
 
@@ -150,6 +151,43 @@ fn secrets_are_replaced_and_actors_shut_out_while_a_learner_runs_and_metrics_are
 }
 
 #[test]
+fn an_actor_passes_adapters_on_to_another_one() {
+    let demo = Demo::new(100_000);
+    let keys = demo.dir.path().join("keys");
+    let mut command = Command::new(&programs().learner);
+    command.arg("train").arg(demo.write()).args(["--device", "cpu", "--json"]);
+    command.args(["--relay-fanout", "1", "--metrics-listen", "0", "--identity"]).arg(&keys);
+    let learner = start(&mut command);
+    let metrics = learner.event("metrics")["address"].as_str().expect("an address").to_owned();
+    learner.event("listening");
+    let file = keys.join("join");
+    let by_file = ["--join-file", file.to_str().expect("text")];
+    let relays = [by_file.as_slice(), &["--relay", "127.0.0.1:0"]].concat();
+    let relay = start(&mut actor(&demo, &demo.dir.path().join("relay"), &relays));
+    joined(&demo, 0);
+    let child = start(&mut actor(&demo, &demo.dir.path().join("child"), &by_file));
+    until("a child of the relay", || {
+        value(&scrape(&metrics), "rollcall_relayed_actors").filter(|actors| *actors == 1.0)
+    });
+    // Some adapters on.
+    for _ in 0..5 {
+        learner.event("step");
+    }
+    let text = scrape(&metrics);
+    assert_eq!(value(&text, "rollcall_relay_failures_total"), Some(0.0), "{text}");
+    learner.signal("INT");
+    let ended = finish(learner);
+    assert_eq!(ended.status.code(), Some(130), "{}", ended.stderr);
+    let (relay, child) = (finish(relay), finish(child));
+    assert!(relay.status.success() && child.status.success(), "{relay:?} {child:?}");
+    let passed = relay.stderr.lines().find_map(|line| line.split_once(" passed "));
+    let (_, passed) = passed.unwrap_or_else(|| panic!("{}", relay.stderr));
+    let bytes = passed.split(' ').next().and_then(|bytes| bytes.parse::<u64>().ok());
+    assert!(bytes > Some(0), "{passed}");
+    assert!(child.stderr.contains("adapters come from another actor"), "{}", child.stderr);
+}
+
+#[test]
 fn mistakes_of_operators_have_one_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let dir_text = dir.path().to_str().expect("text");
@@ -167,6 +205,22 @@ fn mistakes_of_operators_have_one_line() {
     assert!(none.stderr.contains("ROLLCALL_JOIN"), "{}", none.stderr);
     let both = finish(start(&mut actor(&demo, &identity, &["x", "--join-file", "y"])));
     assert_eq!(both.status.code(), Some(2));
+    let relay = finish(start(&mut actor(&demo, &identity, &["x", "--relay", "here"])));
+    assert_eq!(relay.status.code(), Some(2));
+    assert!(relay.stderr.contains("an IP address of this machine and a UDP port"), "{relay:?}");
+    let nobody = Join {
+        host: "127.0.0.1".to_owned(),
+        port: 1,
+        learner: Digest::of(b"nobody"),
+        secret: Secret::generate().expect("made"),
+    };
+    let join = nobody.reveal();
+    let taken = UdpSocket::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").to_string();
+    let busy = finish(start(&mut actor(&demo, &identity, &[&join, "--relay", &port])));
+    assert_eq!(busy.status.code(), Some(2), "{busy:?}");
+    let said = format!("error: --relay: listen address {port}: the port is in use");
+    assert!(busy.stderr.lines().any(|line| line.starts_with(&said)), "{}", busy.stderr);
     let missing = finish(start(&mut actor(&demo, &identity, &["--join-file", "/nonexistent"])));
     assert!(missing.stderr.contains("--join-file /nonexistent"), "{}", missing.stderr);
 }

@@ -104,6 +104,11 @@ pub(super) struct NetworkArguments {
     /// restarted. It is no part of the run's directory, which is there to be shared.
     #[arg(long)]
     identity: Option<PathBuf>,
+    /// Actors that the learner sends adapters to itself, and that each actor started with `--relay` passes
+    /// them on to, once more than so many are connected and some of them relay; 0: the learner sends
+    /// everything.
+    #[arg(long, value_name = "K", default_value_t = 4, value_parser = clap::value_parser!(u16).range(0..=64))]
+    relay_fanout: u16,
     /// Seconds that an actor has for an episode before its lease goes to another.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     lease_seconds: u64,
@@ -125,9 +130,9 @@ impl NetworkArguments {
             actor_slots: self.actor_slots,
             actor_program: self.actor_program,
             identity: self.identity,
+            relay_fanout: usize::from(self.relay_fanout),
             lease_ms: self.lease_seconds.saturating_mul(1000),
             resume: false,
-            tensorboard: false,
             metrics_listen: self.metrics_listen,
         }
     }

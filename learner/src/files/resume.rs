@@ -30,8 +30,6 @@ use crate::{
     journal::{Commit, Journal, JournalError, JournalReader, Record, SEGMENT_BYTES},
     plan::Plan,
     recipe::json,
-    report::{PLOTS, REPORT},
-    tensorboard::TENSORBOARD,
     train::{
         intake::CollectCounts,
         record::Evaluated,
@@ -42,7 +40,7 @@ use crate::{
 const POLICIES: &str = "policies";
 const ADAPTERS: &str = "adapters";
 /// What a run's directory holds.
-const OURS: [&str; 14] = [
+const OURS: [&str; 11] = [
     MANIFEST,
     EVIDENCE,
     METRICS,
@@ -54,9 +52,6 @@ const OURS: [&str; 14] = [
     TOKENIZER,
     JOINS,
     EARLIER_JOINS,
-    TENSORBOARD,
-    REPORT,
-    PLOTS,
 ];
 
 /// What a commit keeps beside the weights.
@@ -318,7 +313,6 @@ impl RunDirectory {
             evidence,
             metrics,
             metrics_sha256,
-            events: None,
             journal,
             policies: PolicyStore::of(&path, plan.model.weights),
             announced: replayed.policies.iter().map(|it| it.policy).collect(),

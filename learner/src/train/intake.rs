@@ -305,7 +305,8 @@ impl Intake {
                     seat.draining = true;
                 }
             }
-            FromActor::Holding { .. } => {}
+            // Who fetches from whom is settled by the links.
+            FromActor::Holding { .. } | FromActor::ParentFailed { .. } => {}
         }
         None
     }

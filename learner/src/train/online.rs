@@ -9,7 +9,6 @@ use std::{
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use policy::{
@@ -45,7 +44,7 @@ use crate::{
     plan::Plan,
     ranks::Ranks,
     recipe::{Recipe, TaskRow},
-    serve::Server,
+    serve::{Listen, Server},
     sft::load_dtype,
 };
 
@@ -71,12 +70,12 @@ pub struct TrainOptions {
     pub actor_program: Option<PathBuf>,
     /// Directory of the learner's certificate and secret; fresh ones otherwise.
     pub identity: Option<PathBuf>,
+    /// Actors that the learner sends adapters to itself, and that a relaying actor passes them on to.
+    pub relay_fanout: usize,
     /// Milliseconds that an actor has for an episode.
     pub lease_ms: u64,
     /// Go on with the run that lies where this one is to be written.
     pub resume: bool,
-    /// Write TensorBoard's event files.
-    pub tensorboard: bool,
     /// Where to serve metrics, if anywhere.
     pub metrics_listen: Option<SocketAddr>,
 }
@@ -114,8 +113,6 @@ pub struct Learner {
     pub(super) before: Option<Evaluated>,
     pub(super) after: Option<Evaluated>,
     pub(super) seconds: f64,
-    /// How long the audit's threads had worked when the last step was made.
-    pub(super) audited: Duration,
 }
 
 /// What a learner starts from.
@@ -188,7 +185,11 @@ impl Learner {
             }
         };
         let keys = Keys::open(options.identity.as_deref()).map_err(Failure::mistake)?;
-        let (listen, host) = (options.listen, &options.host);
+        let listen = Listen {
+            addr: options.listen,
+            host: &options.host,
+            relay_fanout: options.relay_fanout,
+        };
         let metrics = Metrics::default();
         if let Some(addr) = options.metrics_listen {
             let shown = metrics.clone();
@@ -197,7 +198,7 @@ impl Learner {
             progress.note(&format!("metrics: http://{bound}/metrics"));
             progress.record("metrics", &serde_json::json!({"address": bound}));
         }
-        let server = Server::start(runtime, listen, host, keys, admission(&plan), metrics)
+        let server = Server::start(runtime, &listen, keys, admission(&plan), metrics)
             .map_err(Failure::mistake)?;
         let join = server.join().reveal();
         if options.local_actors == 0 || !options.listen.ip().is_loopback() {
@@ -231,7 +232,6 @@ impl Learner {
             before: None,
             after: None,
             seconds: 0.0,
-            audited: Duration::ZERO,
             plan,
         };
         match weights {
@@ -324,17 +324,10 @@ impl Learner {
     }
 
     /// Says where the run is computed, and by which bounds it judges.
-    ///
-    /// # Errors
-    /// Event files cannot be written.
-    pub fn describe(&self, files: &mut RunDirectory) -> Result<(), Failure> {
+    pub fn describe(&self, files: &mut RunDirectory) {
         self.collector.log_joins(files.path());
         files.judged_by(&self.judge);
         files.computed_on(&self.options.device.resolve().to_string());
-        match self.options.tensorboard {
-            true => files.write_events().map_err(Failure::fault),
-            false => Ok(()),
-        }
     }
 
     /// Keeps the adapter that the run starts from, and commits that nothing was done yet.

@@ -1,26 +1,26 @@
 //! The actor's endpoint: finds the learner, proves itself, and keeps what was not acknowledged.
 
 use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use bytes::Bytes;
-use quinn::{
-    AsyncUdpSocket, ClientConfig, Connection, ConnectionError, Endpoint, SendStream, TokioRuntime,
-};
+use quinn::{Connection, ConnectionError, SendStream, TokioRuntime};
 use tokio::{net::lookup_host, time::timeout};
 
 use super::{
     LinkConfig,
+    arrival::BindError,
     close::{CloseCode, LinkError, close, tls_alert},
     connect_error::ConnectError,
+    dial::{DialError, Dialed, Dialer, SocketFactory},
     link::{Line, too_long},
+    relay::Relay,
     socket,
     stream::{FrameReader, pack, write_error},
-    to_learner::{LearnerLink, Shared},
+    to_learner::{LearnerLink, LinkStart, Shared},
 };
 use crate::{
     EpisodeId, Hello, Identity, PROTOCOL_VERSION, Refused, Welcome, WireError,
@@ -36,17 +36,13 @@ const MAX_ADDRESSES: usize = 8;
 /// How long to wait until the learner knows that its refusal was read.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Makes the socket of each connection, given an address family's unspecified address.
-pub type SocketFactory =
-    Arc<dyn Fn(SocketAddr) -> io::Result<Arc<dyn AsyncUdpSocket>> + Send + Sync>;
-
 /// An actor's side of the network. It outlives connections and holds the episodes that no learner
 /// has acknowledged; each new connection sends them again.
 pub struct ActorEndpoint {
     join: Join,
-    identity: Identity,
+    dialer: Arc<Dialer>,
     config: LinkConfig,
-    sockets: SocketFactory,
+    relay: Option<Relay>,
     shared: Arc<Shared>,
     last: Mutex<Option<Connection>>,
 }
@@ -69,7 +65,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl std::fmt::Debug for ActorEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "ActorEndpoint({:?} to {})", self.identity, self.join.address())
+        write!(f, "ActorEndpoint({:?} to {})", self.dialer.identity, self.join.address())
     }
 }
 
@@ -91,12 +87,34 @@ impl ActorEndpoint {
         identity: Identity,
         config: LinkConfig,
     ) -> Self {
-        Self { join, identity, config, sockets, shared: Arc::default(), last: Mutex::new(None) }
+        let dialer = Arc::new(Dialer { identity, sockets });
+        let (shared, last) = (Arc::default(), Mutex::new(None));
+        Self { join, dialer, config, relay: None, shared, last }
+    }
+
+    /// The same, listening on `addr` (port 0: any free one) to pass adapters on to actors that the learner
+    /// names. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// The port is in use, or the address is not ours.
+    pub fn with_relay(mut self, addr: SocketAddr) -> Result<Self, BindError> {
+        self.relay = Some(Relay::bind(addr, &self.dialer.identity, &self.config)?);
+        Ok(self)
+    }
+
+    /// What passes adapters on, if it does.
+    pub fn relay(&self) -> Option<&Relay> {
+        self.relay.as_ref()
+    }
+
+    /// Adapter bytes that came from other actors.
+    pub fn taken_from_actors(&self) -> u64 {
+        self.shared.taken_from_actors()
     }
 
     /// Who this actor is.
     pub fn identity(&self) -> &Identity {
-        &self.identity
+        &self.dialer.identity
     }
 
     /// Episodes that no learner has acknowledged.
@@ -121,22 +139,29 @@ impl ActorEndpoint {
     ///
     /// # Errors
     /// Each way in which this fails is a variant of its own; see [`ConnectError::may_retry`].
-    pub async fn connect(&self, hello: Hello) -> Result<LearnerLink, ConnectError> {
+    pub async fn connect(&self, mut hello: Hello) -> Result<LearnerLink, ConnectError> {
+        hello.relay = self.relay.as_ref().map(Relay::local_addr);
         if let Some(old) = lock(&self.last).take() {
             close(&old, CloseCode::Done, "connecting anew");
         }
-        let (endpoint, connection, pinned) = self.reach().await?;
+        let Dialed { endpoint, connection, pinned } = self.reach().await?;
         *lock(&self.last) = Some(connection.clone());
         let epoch = self.shared.session().connect();
         let joined = timeout(self.config.reach, self.introduce(&connection, epoch, &hello)).await;
         let error = match joined {
             Ok(Ok((welcome, streams))) => {
                 let line = Line::new(connection);
-                let config = self.config.clone();
-                let shared = self.shared.clone();
-                return Ok(LearnerLink::start(
-                    welcome, endpoint, line, streams, epoch, shared, config,
-                ));
+                let start = LinkStart {
+                    welcome,
+                    endpoint,
+                    line,
+                    epoch,
+                    shared: self.shared.clone(),
+                    config: self.config.clone(),
+                    dialer: self.dialer.clone(),
+                    relay: self.relay.as_ref().map(Relay::shared),
+                };
+                return Ok(LearnerLink::start(start, streams));
             }
             Ok(Err(Introduction::Refused(refused))) => {
                 close(&connection, CloseCode::Done, "understood");
@@ -161,7 +186,7 @@ impl ActorEndpoint {
     }
 
     /// A QUIC connection to the first address that answers, IPv4 first.
-    async fn reach(&self) -> Result<(Endpoint, Connection, Arc<tls::Pinned>), ConnectError> {
+    async fn reach(&self) -> Result<Dialed, ConnectError> {
         let unresolvable = |problem: String| ConnectError::Unresolvable {
             host: self.join.host.clone(),
             problem,
@@ -189,32 +214,17 @@ impl ActorEndpoint {
         &self,
         remote: SocketAddr,
         patience: Duration,
-    ) -> Result<(Endpoint, Connection, Arc<tls::Pinned>), ConnectError> {
-        let any: IpAddr = match remote {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = (self.sockets)(SocketAddr::new(any, 0)).map_err(ConnectError::Socket)?;
-        let endpoint = Endpoint::new_with_abstract_socket(
-            socket::actor_endpoint(&self.config),
-            None,
-            socket,
-            Arc::new(TokioRuntime),
+    ) -> Result<Dialed, ConnectError> {
+        let link = |error| ConnectError::Link { address: self.join.address(), error };
+        self.dialer.dial(remote, self.join.learner, &self.config, patience).await.map_err(
+            |failed| match failed {
+                DialError::Socket(error) => ConnectError::Socket(error),
+                DialError::Tls(error) => error.into(),
+                DialError::Address(error) => link(LinkError::Transport(error)),
+                DialError::NoAnswer => self.no_answer(),
+                DialError::Lost(lost, pinned) => self.explain(lost, &pinned),
+            },
         )
-        .map_err(ConnectError::Socket)?;
-        let pinned = tls::Pinned::new(self.join.learner);
-        let crypto = tls::client(Some(&self.identity), pinned.clone())?;
-        let mut client = ClientConfig::new(Arc::new(crypto));
-        client.transport_config(socket::transport(&self.config, false));
-        let connecting = endpoint.connect_with(client, remote, "rollcall").map_err(|error| {
-            let error = LinkError::Transport(error.to_string());
-            ConnectError::Link { address: self.join.address(), error }
-        })?;
-        match timeout(patience, connecting).await {
-            Err(_) => Err(self.no_answer()),
-            Ok(Ok(connection)) => Ok((endpoint, connection, pinned)),
-            Ok(Err(lost)) => Err(self.explain(lost, &pinned)),
-        }
     }
 
     fn no_answer(&self) -> ConnectError {
@@ -250,7 +260,7 @@ impl ActorEndpoint {
         epoch: u64,
         hello: &Hello,
     ) -> Result<(Welcome, (SendStream, FrameReader)), Introduction> {
-        let binding = Binding::of(connection, &self.identity.fingerprint());
+        let binding = Binding::of(connection, &self.dialer.identity.fingerprint());
         let binding = binding.ok_or(LinkError::Transport("TLS exports no keys".to_owned()))?;
         let proof = binding.prove(&self.join.secret);
         let mut first = connection.open_uni().await.map_err(LinkError::from)?;

@@ -13,12 +13,15 @@ use quinn::{Connection, RecvStream, SendStream, VarInt};
 use tokio::{
     sync::{Semaphore, SemaphorePermit},
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
 use super::{
     LinkConfig,
     close::LinkError,
+    link::Line,
+    parent::{ParentLink, Parents},
+    relay,
     shelf::{AdapterChunk, AdapterStore},
     stream::{FrameReader, pack, write_error, write_frame},
 };
@@ -146,7 +149,24 @@ impl LinkServing {
         Ok((!slow()).then_some(place))
     }
 
+    /// Waits while a chunk is on its way to here, for as long as the peer does.
+    async fn await_chunk(&self, send: &mut SendStream, fetch: &Fetch) {
+        let began = Instant::now();
+        while let Some(mut coming) = self.0.store.coming(fetch) {
+            let until = began + coming.patience.min(self.0.patience);
+            tokio::select! {
+                news = timeout_at(until, coming.news.changed()) => {
+                    if !matches!(news, Ok(Ok(()))) {
+                        return;
+                    }
+                }
+                _ = send.stopped() => return,
+            }
+        }
+    }
+
     async fn serve(&self, mut send: SendStream, fetch: &Fetch) -> Result<(), LinkError> {
+        self.await_chunk(&mut send, fetch).await;
         let _own = self.0.own.acquire().await;
         let place = self.place().await?;
         let Some(AdapterChunk { bytes, digest, mut served }) = self.0.store.chunk(fetch) else {
@@ -205,11 +225,34 @@ async fn hand_over(send: &mut SendStream, bytes: Bytes, digest: Digest) -> Resul
     Ok(())
 }
 
+/// Answers a link's requests until it ends.
+pub(super) async fn serve_fetches(line: Line, serving: LinkServing) {
+    // The stream limit bounds how many of one link run at a time.
+    let mut running = JoinSet::new();
+    loop {
+        match line.connection.accept_bi().await {
+            Ok((send, recv)) => {
+                let (line, serving) = (line.clone(), serving.clone());
+                running.spawn(async move {
+                    if let Err(error) = serving.answer(send, recv).await {
+                        line.fail(error);
+                    }
+                });
+            }
+            Err(error) => {
+                line.fail(error.into());
+                return;
+            }
+        }
+        while running.try_join_next().is_some() {}
+    }
+}
+
 /// Fetches one chunk.
-async fn ask(
+pub(super) async fn ask(
     connection: Connection,
     fetch: Fetch,
-    config: LinkConfig,
+    config: &LinkConfig,
 ) -> Result<Frame, FetchError> {
     let body = wire::encode_fetch(&fetch).map_err(LinkError::Unsendable)?;
     let request = pack(Kind::Fetch, &body).map_err(|e| LinkError::Transport(e.to_string()))?;
@@ -222,40 +265,102 @@ async fn ask(
     }
 }
 
+/// Where chunks come from, and to whom they may go on.
+pub(super) struct Sources<'a> {
+    pub(super) learner: &'a Connection,
+    pub(super) parents: &'a Parents,
+    pub(super) relay: Option<&'a relay::Shared>,
+}
+
+/// A chunk that is not here.
+struct Wanted {
+    index: usize,
+    delta: bool,
+    /// The parent had its chance.
+    learner: bool,
+}
+
 /// Fetches what an assembly lacks, several chunks at a time, as deltas where it can, each verified
-/// before it is kept.
+/// before it is kept: from the parent where there is one, and from the learner what that does not give.
 pub(super) async fn fetch(
-    connection: &Connection,
+    sources: &Sources<'_>,
     assembly: &mut Assembly,
     config: &LinkConfig,
 ) -> Result<(), FetchError> {
     let policy = assembly.manifest().policy;
-    let mut wanted: Vec<(usize, bool)> =
-        assembly.missing().map(|index| (index, assembly.delta(index).is_some())).collect();
-    wanted.reverse();
+    let passing = sources.relay.map(|relay| relay.shelf.begin(assembly));
+    let missing = assembly.missing();
+    let wanted = |index| Wanted { index, delta: assembly.delta(index).is_some(), learner: false };
+    let mut queue: Vec<Wanted> = missing.map(wanted).collect();
+    queue.reverse();
+    // A parent that had not this adapter is not asked for more of it.
+    let mut without: Option<Arc<ParentLink>> = None;
     let mut running = JoinSet::new();
     loop {
         while running.len() < config.fetch_parallel.max(1) {
-            let Some((index, delta)) = wanted.pop() else { break };
-            let chunk = u32::try_from(index).unwrap_or(u32::MAX); // at most 1024 chunks
-            let asked = ask(connection.clone(), Fetch { policy, chunk, delta }, config.clone());
-            running.spawn(async move { (index, delta, asked.await) });
+            let Some(wanted) = queue.pop() else { break };
+            let lacks =
+                |it: &Arc<ParentLink>| without.as_ref().is_some_and(|no| Arc::ptr_eq(no, it));
+            let parent = sources.parents.current();
+            let parent = parent.filter(|parent| !wanted.learner && !lacks(parent));
+            let chunk = u32::try_from(wanted.index).unwrap_or(u32::MAX); // at most 1024 chunks
+            let fetch = Fetch { policy, chunk, delta: wanted.delta };
+            let (learner, config) = (sources.learner.clone(), config.clone());
+            running.spawn(async move {
+                let answer = match &parent {
+                    Some(parent) => parent.ask(fetch).await,
+                    None => ask(learner, fetch, &config).await,
+                };
+                (wanted, parent, answer)
+            });
         }
-        match running.join_next().await {
-            None => return Ok(()),
-            Some(Ok((index, true, Ok(frame)))) => {
-                // What a delta does not make can be had whole.
-                if let Err(error) = assembly.put_hashed_delta(index, &frame.body, frame.digest) {
-                    tracing::warn!("{error}; fetching it whole");
-                    wanted.push((index, false));
+        let Some(answered) = running.join_next().await else { return Ok(()) };
+        let (wanted, parent, answer) =
+            answered.map_err(|failed| LinkError::Transport(failed.to_string()))?;
+        let Wanted { index, delta, .. } = wanted;
+        let frame = match (answer, &parent) {
+            (Ok(frame), _) => frame,
+            (Err(error), Some(parent)) => {
+                match error {
+                    FetchError::Gone(_) => without = Some(parent.clone()),
+                    error => parent.fail(&error.to_string()),
+                }
+                let learner = !parent.is_retired();
+                queue.push(Wanted { learner, ..wanted });
+                continue;
+            }
+            // The learner has it whole.
+            (Err(FetchError::Gone(_)), None) if delta => {
+                queue.push(Wanted { index, delta: false, learner: true });
+                continue;
+            }
+            (Err(error), None) => return Err(error),
+        };
+        let kept = match delta {
+            true => assembly.put_hashed_delta(index, &frame.body, frame.digest),
+            false => assembly.put_hashed(index, &frame.body, frame.digest),
+        };
+        match (kept, &parent) {
+            (Ok(()), _) => {
+                if parent.is_some() {
+                    sources.parents.took(frame.body.len());
+                }
+                let Some(passing) = &passing else { continue };
+                match assembly.chunk(index).filter(|_| delta) {
+                    Some(chunk) => passing.keep_delta(index, frame.body.into(), chunk),
+                    None => passing.keep(index, frame.body.into()),
                 }
             }
-            Some(Ok((index, true, Err(FetchError::Gone(_))))) => wanted.push((index, false)),
-            Some(Ok((index, _, frame))) => {
-                let frame = frame?;
-                assembly.put_hashed(index, &frame.body, frame.digest)?;
+            (Err(error @ ManifestError::Chunk { .. }), Some(parent)) => {
+                parent.fail(&error.to_string());
+                queue.push(Wanted { learner: true, ..wanted });
             }
-            Some(Err(failed)) => return Err(LinkError::Transport(failed.to_string()).into()),
+            // What a delta does not make can be had whole.
+            (Err(error), _) if delta => {
+                tracing::warn!("{error}; fetching it whole");
+                queue.push(Wanted { index, delta: false, learner: true });
+            }
+            (Err(error), _) => return Err(error.into()),
         }
     }
 }

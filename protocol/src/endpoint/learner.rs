@@ -16,34 +16,36 @@ use quinn::{
     AsyncUdpSocket, Connection, ConnectionError, Endpoint, Incoming, TokioRuntime, VarInt,
 };
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{mpsc, watch},
     task::JoinHandle,
-    time::{Instant, timeout},
+    time::timeout,
 };
 
 use super::{
     LinkConfig,
     arrival::{Arrival, BindError, JoinFailure},
     close::{CloseCode, LinkError, close, tls_alert},
-    failures::Failures,
+    door::{Door, Knock},
     fetch::{Served, Serving},
     gate::{Secrets, ShutOut},
+    links::{Links, RelayCounts},
     shelf::AdapterStore,
-    socket::{self, RECEIVE_WINDOW},
+    socket::{self, RECEIVE_WINDOW, Side},
     stream::{FrameReader, pack},
-    to_actor::{ActorLink, Links},
+    to_actor::ActorLink,
 };
 use crate::{
     ActorId, Digest, Hello, Identity, RefusalCode, Refused,
     admission::{self, Binding, PROOF_LEN},
     frame::{Channel, Kind},
     join::{Join, Secret},
+    relay_tree::Assignment,
     session::{Admission, LearnerEvent, LearnerSession, Violation},
     tls, wire,
 };
 
 /// Episodes on their way at a time, and adapter chunks being served at a time, for each actor.
-const STREAMS: u32 = 8;
+pub(super) const STREAMS: u32 = 8;
 /// How long a refused actor may take to read its refusal.
 const LINGER: Duration = Duration::from_secs(2);
 /// TLS alert: certificate required.
@@ -70,6 +72,9 @@ pub struct LearnerConfig {
     /// Adapter chunks that are sent at a time, over all actors; one actor has 4 of them at most. More
     /// wait their turn. One that takes longer than a second does not count any more.
     pub max_serving: usize,
+    /// Actors that the learner serves adapters itself, and that each actor that relays serves, where there
+    /// are relays enough; 64 at most. 0: the learner serves everybody.
+    pub relay_fanout: usize,
     /// Times and sizes.
     pub link: LinkConfig,
 }
@@ -86,6 +91,7 @@ impl LearnerConfig {
             failures: 20,
             forgiven: Duration::from_secs(6),
             max_serving: 64,
+            relay_fanout: 4,
             link: LinkConfig::default(),
         }
     }
@@ -101,6 +107,7 @@ impl std::fmt::Debug for LearnerConfig {
             .field("failures", &self.failures)
             .field("forgiven", &self.forgiven)
             .field("max_serving", &self.max_serving)
+            .field("relay_fanout", &self.relay_fanout)
             .field("link", &self.link)
             .finish_non_exhaustive()
     }
@@ -110,10 +117,9 @@ struct Shared {
     config: LearnerConfig,
     secrets: Mutex<Secrets>,
     shut_out: Mutex<ShutOut>,
-    failures: Mutex<Failures>,
+    door: Door,
     links: Links,
     serving: Serving,
-    joining: Arc<Semaphore>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,15 +193,14 @@ impl LearnerEndpoint {
         secret: Secret,
         config: LearnerConfig,
     ) -> Self {
-        let failures = Failures::new(config.failures, config.forgiven);
+        let LearnerConfig { max_joining, retry_from, failures, forgiven, .. } = config;
         let shared = Arc::new(Shared {
-            joining: Arc::new(Semaphore::new(config.max_joining)),
+            door: Door::new(max_joining, retry_from, failures, forgiven),
+            links: Links::new(config.relay_fanout),
             serving: Serving::new(config.store.clone(), config.max_serving, &config.link),
             config,
             secrets: Mutex::new(Secrets::new(secret)),
             shut_out: Mutex::default(),
-            failures: Mutex::new(failures),
-            links: Links::default(),
         });
         let (sender, arrivals) = mpsc::channel(64);
         let listener = tokio::spawn(listen(endpoint.clone(), shared.clone(), sender));
@@ -218,6 +223,11 @@ impl LearnerEndpoint {
     /// Adapter bytes that actors took, also after this endpoint is gone.
     pub fn served(&self) -> Arc<Served> {
         self.shared.serving.served()
+    }
+
+    /// Actors that fetch adapters from others, and parents that failed.
+    pub fn relays(&self) -> RelayCounts {
+        self.shared.links.counts()
     }
 
     /// The join string for actors that reach this machine as `host`.
@@ -252,7 +262,7 @@ impl LearnerEndpoint {
     }
 
     fn cut(&self, actor: &ActorId) {
-        if let Some(connection) = lock(&self.shared.links).remove(actor) {
+        if let Some(connection) = self.shared.links.remove(actor) {
             close(&connection, CloseCode::Revoked, "this actor was shut out by the learner");
         }
     }
@@ -278,7 +288,7 @@ fn server_config(
 ) -> Result<quinn::ServerConfig, rustls::Error> {
     let mut server = quinn::ServerConfig::with_crypto(Arc::new(tls::server(identity)?));
     server
-        .transport_config(socket::transport(&config.link, true))
+        .transport_config(socket::transport(&config.link, Side::Learner))
         .max_incoming(config.max_joining)
         .incoming_buffer_size(64 << 10)
         .incoming_buffer_size_total(8 << 20);
@@ -287,34 +297,20 @@ fn server_config(
 
 async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<Arrival>) {
     while let Some(incoming) = endpoint.accept().await {
-        let remote = incoming.remote_address();
-        let config = &shared.config;
-        if lock(&shared.failures).shut_out(remote.ip(), Instant::now()) {
-            incoming.refuse();
-            let failure = JoinFailure::Failures;
-            let _ = arrivals.try_send(Arrival::Refused { remote, actor: None, failure });
-            continue;
-        }
-        let joining = config.max_joining.saturating_sub(shared.joining.available_permits());
-        if joining >= config.retry_from
-            && !incoming.remote_address_validated()
-            && incoming.may_retry()
-        {
-            // It can only fail for connections that were validated.
-            let _ = incoming.retry();
-            continue;
-        }
-        let Ok(permit) = shared.joining.clone().try_acquire_owned() else {
-            incoming.refuse();
-            // A full log must not slow the listener.
-            let failure = JoinFailure::Busy;
-            let _ = arrivals.try_send(Arrival::Refused { remote, actor: None, failure });
-            continue;
+        let (incoming, permit) = match shared.door.knock(incoming) {
+            Knock::Heard(incoming, permit) => (incoming, permit),
+            Knock::Retried => continue,
+            Knock::Refused(remote, failure) => {
+                // A full log must not slow the listener.
+                let _ = arrivals.try_send(Arrival::Refused { remote, actor: None, failure });
+                continue;
+            }
         };
+        let remote = incoming.remote_address();
         let (shared, arrivals) = (shared.clone(), arrivals.clone());
         tokio::spawn(async move {
             let mut actor = None;
-            let joined = join(incoming, &shared, &mut actor).await;
+            let joined = join(*incoming, &shared, &mut actor).await;
             drop(permit);
             match joined {
                 Ok(link) => {
@@ -324,7 +320,7 @@ async fn listen(endpoint: Endpoint, shared: Arc<Shared>, arrivals: mpsc::Sender<
                     // Who got no further than its first packets may have lied about its address.
                     let there = actor.is_some() || failure == JoinFailure::NoCertificate;
                     if there && failure.counts() {
-                        lock(&shared.failures).failed(remote.ip(), Instant::now());
+                        shared.door.failed(remote.ip());
                     }
                     let _ = arrivals.try_send(Arrival::Refused { remote, actor, failure });
                 }
@@ -401,21 +397,21 @@ async fn admit(
     }
     session.admit(&hello);
     lock(&shared.secrets).joined(id);
-    supersede(connection, shared, id);
+    let placed = supersede(connection, shared, id, hello.relay);
     // It may have been shut out since it was asked.
     if lock(&shared.shut_out).refuses(&id) {
-        lock(&shared.links).remove(&id);
+        shared.links.remove_own(&id, connection);
         return Err(JoinFailure::Revoked);
     }
     let (config, serving) = (&shared.config.link, shared.serving.link());
     let (connection, streams) = (connection.clone(), (send, reader));
-    Ok(ActorLink::start((id, hello), connection, streams, session, config, serving, &shared.links))
+    let place = (shared.links.clone(), placed);
+    Ok(ActorLink::start((id, hello), connection, streams, session, config, serving, place))
 }
 
 fn judge(shared: &Shared, id: &ActorId, hello: &Hello) -> Result<(), Refused> {
     shared.config.admission.judge(hello)?;
-    let links = lock(&shared.links);
-    let others = links.keys().filter(|other| *other != id).count();
+    let others = shared.links.others(id);
     if others >= shared.config.max_actors {
         return Err(Refused {
             code: RefusalCode::Full,
@@ -429,14 +425,21 @@ fn judge(shared: &Shared, id: &ActorId, hello: &Hello) -> Result<(), Refused> {
 
 /// One link an identity: the newer one counts, since the older may be a connection that died
 /// without a word.
-fn supersede(connection: &Connection, shared: &Shared, id: ActorId) {
-    if let Some(old) = lock(&shared.links).insert(id, connection.clone()) {
+fn supersede(
+    connection: &Connection,
+    shared: &Shared,
+    id: ActorId,
+    relay: Option<SocketAddr>,
+) -> watch::Receiver<Assignment> {
+    let (old, placed) = shared.links.insert(id, connection.clone(), relay);
+    if let Some(old) = old {
         let reason = "another process joined with this identity: give each its own directory";
         close(&old, CloseCode::Superseded, reason);
     }
+    placed
 }
 
-fn peer_fingerprint(connection: &Connection) -> Option<Digest> {
+pub(super) fn peer_fingerprint(connection: &Connection) -> Option<Digest> {
     let chain = connection.peer_identity()?;
     let chain = chain.downcast::<Vec<rustls::pki_types::CertificateDer<'static>>>().ok()?;
     chain.first().map(|certificate| Digest::of(certificate))

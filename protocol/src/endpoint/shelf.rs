@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -22,10 +23,24 @@ pub struct AdapterChunk {
     pub served: watch::Receiver<()>,
 }
 
-/// Where a learner's links find chunks to serve. Called on the network's threads: it must not block.
+/// A chunk that is on its way to who is asked for it.
+#[derive(Clone, Debug)]
+pub struct Coming {
+    /// Changes when it may have come, or may come no more.
+    pub news: watch::Receiver<()>,
+    /// How long to wait for it, counted from the request.
+    pub patience: Duration,
+}
+
+/// Where links find chunks to serve. Called on the network's threads: it must not block.
 pub trait AdapterStore: Send + Sync + 'static {
     /// A chunk of a policy's adapter, if that adapter is still served and has it in that form.
     fn chunk(&self, fetch: &Fetch) -> Option<AdapterChunk>;
+
+    /// Whether a chunk is worth waiting for. A learner has what it serves.
+    fn coming(&self, _fetch: &Fetch) -> Option<Coming> {
+        None
+    }
 }
 
 #[derive(Clone)]

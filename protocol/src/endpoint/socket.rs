@@ -55,25 +55,34 @@ pub(super) fn learner_endpoint(
     Ok(endpoint)
 }
 
-/// `learner` starts a peer with one one-way stream and a tiny window.
-pub(super) fn transport(config: &LinkConfig, learner: bool) -> Arc<TransportConfig> {
+/// Which end of which connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    /// A learner's: a peer starts with one one-way stream and a tiny window.
+    Learner,
+    /// An actor's, to a learner or to a relay.
+    Actor,
+    /// A relay's: a peer starts with no stream and a tiny window.
+    Relay,
+}
+
+/// How a side's connections behave.
+pub(super) fn transport(config: &LinkConfig, side: Side) -> Arc<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .keep_alive_interval(Some(config.keep_alive))
         // Out of range means longer than 10^8 years.
         .max_idle_timeout(config.idle.try_into().ok())
         .datagram_receive_buffer_size(None);
-    if learner {
-        transport
-            .max_concurrent_uni_streams(VarInt::from_u32(1))
-            .max_concurrent_bidi_streams(VarInt::from_u32(0))
-            .receive_window(VarInt::from_u32(UNPROVEN_WINDOW));
-    } else {
-        transport
-            .max_concurrent_uni_streams(VarInt::from_u32(0))
-            .max_concurrent_bidi_streams(VarInt::from_u32(0))
-            .receive_window(VarInt::from_u32(RECEIVE_WINDOW));
-    }
+    let (streams, window) = match side {
+        Side::Learner => (1, UNPROVEN_WINDOW),
+        Side::Actor => (0, RECEIVE_WINDOW),
+        Side::Relay => (0, UNPROVEN_WINDOW),
+    };
+    transport
+        .max_concurrent_uni_streams(VarInt::from_u32(streams))
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .receive_window(VarInt::from_u32(window));
     if config.profile == Profile::Wan {
         transport
             .stream_receive_window(VarInt::from_u32(16 << 20))

@@ -2,6 +2,7 @@
 
 mod hostile;
 mod joining;
+mod relaying;
 mod traffic;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};

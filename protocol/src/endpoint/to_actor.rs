@@ -1,7 +1,6 @@
 //! An admitted actor as the learner sees it: one receiver, any number of senders.
 
 use std::{
-    collections::HashMap,
     net::SocketAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -9,18 +8,24 @@ use std::{
 
 use bytes::Bytes;
 use quinn::{Connection, SendStream};
-use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::timeout,
+};
 
 use super::{
     LinkConfig,
     close::{CloseCode, LinkError, close},
-    fetch::LinkServing,
+    fetch::{LinkServing, serve_fetches},
     link::{CONTROL_QUEUE, Line, WRITE_QUEUE, read_control, too_long, write_control},
+    links::{Links, tell_place},
     stream::{FrameReader, pack},
 };
 use crate::{
     ActorId, FromActor, FromLearner, Hello, LeaseAttempt, PolicyDigest,
     frame::{Channel, Frame},
+    relay_tree::Assignment,
     session::{LearnerEvent, LearnerSession, Violation},
     wire,
 };
@@ -30,15 +35,12 @@ const EPISODE_QUEUE: usize = 1;
 /// How long a finished actor may take to go.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The live connection of each actor.
-pub(super) type Links = Arc<Mutex<HashMap<ActorId, Connection>>>;
-
 /// The learner's end of a link to one actor. Dropping it closes the link.
 pub struct ActorLink {
     /// Who it is.
     pub actor: ActorId,
     /// What it said at first.
-    pub hello: Hello,
+    pub hello: Box<Hello>,
     sender: ToActor,
     control: mpsc::Receiver<Frame>,
     episodes: mpsc::Receiver<Frame>,
@@ -61,7 +63,7 @@ impl ActorLink {
         session: LearnerSession,
         config: &LinkConfig,
         serving: LinkServing,
-        links: &Links,
+        (links, placed): (Links, watch::Receiver<Assignment>),
     ) -> Self {
         let line = Line::new(connection);
         let (control_tx, control) = mpsc::channel(CONTROL_QUEUE);
@@ -75,7 +77,8 @@ impl ActorLink {
         let session = Arc::new(Mutex::new(session));
         let patience = config.frame;
         let sender = ToActor { actor, line, session, queue, patience };
-        Self { actor, hello, sender, control, episodes, links: links.clone(), _tasks: tasks }
+        tasks.spawn(tell_place(sender.clone(), placed));
+        Self { actor, hello: Box::new(hello), sender, control, episodes, links, _tasks: tasks }
     }
 
     /// Where it is.
@@ -88,25 +91,36 @@ impl ActorLink {
         self.sender.clone()
     }
 
-    /// The next message. Cancel-safe. What arrived before the link ended is given before the error.
+    /// The next message. Cancel-safe. What arrived before the link ended is given before the error. Who
+    /// fetches adapters from whom is settled here, and not given.
     ///
     /// # Errors
     /// The link has ended; [`ToActor::outstanding`] says what is to be issued again.
     pub async fn recv(&mut self) -> Result<FromActor, LinkError> {
-        // Episodes first: an actor's good-bye comes after what it sent before.
-        let frame = tokio::select! {
-            biased;
-            Some(frame) = self.episodes.recv() => frame,
-            Some(frame) = self.control.recv() => frame,
-            else => return Err(self.sender.line.failure()),
-        };
-        let event = self.sender.session().receive(frame);
-        match event {
-            Ok(LearnerEvent::Message(message)) => Ok(message),
-            Ok(LearnerEvent::Hello(_)) => {
-                Err(self.sender.violated(Violation::Stream("a second hello")))
+        loop {
+            // Episodes first: an actor's good-bye comes after what it sent before.
+            let frame = tokio::select! {
+                biased;
+                Some(frame) = self.episodes.recv() => frame,
+                Some(frame) = self.control.recv() => frame,
+                else => return Err(self.sender.line.failure()),
+            };
+            let event = self.sender.session().receive(frame);
+            match event {
+                Ok(LearnerEvent::Message(FromActor::ParentFailed { parent, reason })) => {
+                    self.links.parent_failed(&self.actor, &parent, &reason);
+                }
+                Ok(LearnerEvent::Message(message)) => {
+                    if matches!(message, FromActor::Drain | FromActor::Leave { .. }) {
+                        self.links.draining(&self.actor);
+                    }
+                    return Ok(message);
+                }
+                Ok(LearnerEvent::Hello(_)) => {
+                    return Err(self.sender.violated(Violation::Stream("a second hello")));
+                }
+                Err(violation) => return Err(self.sender.violated(violation)),
             }
-            Err(violation) => Err(self.sender.violated(violation)),
         }
     }
 
@@ -124,11 +138,7 @@ impl Drop for ActorLink {
     fn drop(&mut self) {
         let connection = &self.sender.line.connection;
         close(connection, CloseCode::GoingAway, "the learner dropped this link");
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = |current: &Connection| current.stable_id() == connection.stable_id();
-        if links.get(&self.actor).is_some_and(own) {
-            links.remove(&self.actor);
-        }
+        self.links.remove_own(&self.actor, connection);
     }
 }
 
@@ -224,27 +234,5 @@ async fn read_episodes(line: Line, config: LinkConfig, frames: mpsc::Sender<Fram
                 return;
             }
         }
-    }
-}
-
-async fn serve_fetches(line: Line, serving: LinkServing) {
-    // The stream limit bounds how many of one link run at a time.
-    let mut running = JoinSet::new();
-    loop {
-        match line.connection.accept_bi().await {
-            Ok((send, recv)) => {
-                let (line, serving) = (line.clone(), serving.clone());
-                running.spawn(async move {
-                    if let Err(error) = serving.answer(send, recv).await {
-                        line.fail(error);
-                    }
-                });
-            }
-            Err(error) => {
-                line.fail(error.into());
-                return;
-            }
-        }
-        while running.try_join_next().is_some() {}
     }
 }

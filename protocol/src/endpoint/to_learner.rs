@@ -1,7 +1,13 @@
 //! The learner as an actor sees it: one receiver, any number of senders, and the outbox behind them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use quinn::{Endpoint, SendStream};
@@ -14,8 +20,11 @@ use tokio::{
 use super::{
     LinkConfig,
     close::{CloseCode, LinkError, close},
-    fetch::{self, FetchError},
+    dial::Dialer,
+    fetch::{self, FetchError, Sources},
     link::{CONTROL_QUEUE, Line, WRITE_QUEUE, read_control, too_long, write_control},
+    parent::Parents,
+    relay,
     stream::{FrameReader, pack, write_error, write_frame},
 };
 use crate::{
@@ -33,6 +42,8 @@ const LINGER: Duration = Duration::from_secs(2);
 pub(super) struct Shared {
     session: Mutex<ActorSession>,
     submitted: Notify,
+    /// Adapter bytes that came from other actors.
+    taken: Arc<AtomicU64>,
 }
 
 impl Shared {
@@ -40,11 +51,27 @@ impl Shared {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn taken_from_actors(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
     pub(super) fn submit(&self, body: Bytes) -> Result<EpisodeId, WireError> {
         let id = self.session().submit(body)?;
         self.submitted.notify_one();
         Ok(id)
     }
+}
+
+/// What a link starts from.
+pub(super) struct LinkStart {
+    pub(super) welcome: Welcome,
+    pub(super) endpoint: Endpoint,
+    pub(super) line: Line,
+    pub(super) epoch: u64,
+    pub(super) shared: Arc<Shared>,
+    pub(super) config: LinkConfig,
+    pub(super) dialer: Arc<Dialer>,
+    pub(super) relay: Option<Arc<relay::Shared>>,
 }
 
 /// The actor's end of a link. Dropping it closes the connection; the outbox stays with the endpoint.
@@ -65,18 +92,17 @@ impl std::fmt::Debug for LearnerLink {
 }
 
 impl LearnerLink {
-    pub(super) fn start(
-        welcome: Welcome,
-        endpoint: Endpoint,
-        line: Line,
-        (send, reader): (SendStream, FrameReader),
-        epoch: u64,
-        shared: Arc<Shared>,
-        config: LinkConfig,
-    ) -> Self {
+    pub(super) fn start(start: LinkStart, (send, reader): (SendStream, FrameReader)) -> Self {
+        let LinkStart { welcome, endpoint, line, epoch, shared, config, dialer, relay } = start;
         let (control_tx, control) = mpsc::channel(CONTROL_QUEUE);
         let (queue, queued) = mpsc::channel(WRITE_QUEUE);
-        let sender = ToLearner { line, epoch, shared, queue, config };
+        let parents = Parents::new(dialer, config.clone(), queue.clone(), shared.taken.clone());
+        if let Some(relay) = &relay {
+            // Whom this learner names is not said yet.
+            relay.name(BTreeSet::new());
+        }
+        let parents = Arc::new(parents);
+        let sender = ToLearner { line, epoch, shared, queue, config, parents, relay };
         let mut tasks = JoinSet::new();
         tasks.spawn(write_control(sender.line.clone(), send, queued));
         tasks.spawn(read_control(sender.line.clone(), reader, control_tx));
@@ -101,30 +127,42 @@ impl LearnerLink {
 
     /// The next message. Cancel-safe. What arrived before the link ended is given before the error.
     /// Acknowledgements have taken effect on the outbox when they are returned. A learner that
-    /// closed because its run is over gives [`FromLearner::Finish`] in any case.
+    /// closed because its run is over gives [`FromLearner::Finish`] in any case. From whom adapters come and
+    /// to whom they go on is settled here, and not given.
     ///
     /// # Errors
     /// The link has ended; [`LinkError::may_retry`] says whether to connect again.
     pub async fn recv(&mut self) -> Result<FromLearner, LinkError> {
-        let Some(frame) = self.control.recv().await else {
-            return match self.sender.line.failure() {
-                LinkError::Closed { code: CloseCode::Finished, reason } if !self.finished => {
-                    self.finished = true;
-                    Ok(FromLearner::Finish { reason })
-                }
-                failure => Err(failure),
+        loop {
+            let Some(frame) = self.control.recv().await else {
+                return match self.sender.line.failure() {
+                    LinkError::Closed { code: CloseCode::Finished, reason } if !self.finished => {
+                        self.finished = true;
+                        Ok(FromLearner::Finish { reason })
+                    }
+                    failure => Err(failure),
+                };
             };
-        };
-        let event = self.sender.shared.session().receive(self.sender.epoch, frame);
-        match event {
-            Ok(ActorEvent::Message(message)) => {
-                self.finished |= matches!(message, FromLearner::Finish { .. });
-                Ok(message)
+            let event = self.sender.shared.session().receive(self.sender.epoch, frame);
+            match event {
+                Ok(ActorEvent::Message(FromLearner::Parent(parent))) => {
+                    self.sender.parents.set(parent);
+                }
+                Ok(ActorEvent::Message(FromLearner::Children(children))) => {
+                    if let Some(relay) = &self.sender.relay {
+                        relay.name(children);
+                    }
+                }
+                Ok(ActorEvent::Message(message)) => {
+                    self.finished |= matches!(message, FromLearner::Finish { .. });
+                    return Ok(message);
+                }
+                Ok(ActorEvent::Welcome(_) | ActorEvent::Refused(_)) => {
+                    let again = Violation::Stream("a second answer to the hello");
+                    return Err(self.violated(again));
+                }
+                Err(violation) => return Err(self.violated(violation)),
             }
-            Ok(ActorEvent::Welcome(_) | ActorEvent::Refused(_)) => {
-                Err(self.violated(Violation::Stream("a second answer to the hello")))
-            }
-            Err(violation) => Err(self.violated(violation)),
         }
     }
 
@@ -152,6 +190,7 @@ impl LearnerLink {
 impl Drop for LearnerLink {
     fn drop(&mut self) {
         close(&self.sender.line.connection, CloseCode::Done, "the actor left");
+        self.sender.parents.set(None);
         self.sender.shared.session().disconnect(self.sender.epoch);
     }
 }
@@ -164,6 +203,8 @@ pub struct ToLearner {
     shared: Arc<Shared>,
     queue: mpsc::Sender<Bytes>,
     config: LinkConfig,
+    parents: Arc<Parents>,
+    relay: Option<Arc<relay::Shared>>,
 }
 
 impl std::fmt::Debug for ToLearner {
@@ -216,13 +257,27 @@ impl ToLearner {
         self.send(FromActor::Drain).await
     }
 
-    /// Fetches what an assembly lacks, some chunks at a time, each verified before it is kept. After
+    /// Fetches what an assembly lacks, some chunks at a time, each verified before it is kept: from the
+    /// actor that the learner named, if it did, and from the learner what that does not give. After
     /// an error the assembly keeps what arrived: call again on the next link to go on.
     ///
     /// # Errors
     /// The learner serves that policy no more, sent other bytes, or the link has ended.
     pub async fn fetch(&self, assembly: &mut Assembly) -> Result<(), FetchError> {
-        fetch::fetch(&self.line.connection, assembly, &self.config).await
+        let sources = Sources {
+            learner: &self.line.connection,
+            parents: &self.parents,
+            relay: self.relay.as_deref(),
+        };
+        fetch::fetch(&sources, assembly, &self.config).await
+    }
+
+    /// An adapter that was fetched is whole: an actor that passes it on serves it from these bytes, and lets
+    /// go of what it kept until now.
+    pub fn fetched(&self, policy: &PolicyDigest, bytes: &Bytes) {
+        if let Some(relay) = &self.relay {
+            relay.shelf.whole(policy, bytes);
+        }
     }
 
     async fn send(&self, message: FromActor) -> Result<(), LinkError> {

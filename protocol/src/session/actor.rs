@@ -99,7 +99,10 @@ impl ActorSession {
                         self.outbox.acknowledge(episode);
                     }
                     FromLearner::Finish { .. } => self.phase = Phase::Over,
-                    FromLearner::Announce(_) | FromLearner::Revoke(_) => {}
+                    FromLearner::Announce(_)
+                    | FromLearner::Revoke(_)
+                    | FromLearner::Parent(_)
+                    | FromLearner::Children(_) => {}
                 }
                 Ok(ActorEvent::Message(message))
             }

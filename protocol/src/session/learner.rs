@@ -163,6 +163,7 @@ impl LearnerSession {
                     self.held.push_front(*policy);
                 }
             }
+            FromActor::ParentFailed { .. } => {}
             FromActor::Drain => self.phase = Phase::Draining,
             FromActor::Leave { returned } => {
                 returned.iter().for_each(|lease| self.settle(*lease));
@@ -182,7 +183,10 @@ impl LearnerSession {
                 self.unanswered.remove(episode);
             }
             FromLearner::Revoke(leases) => leases.iter().for_each(|lease| self.settle(*lease)),
-            FromLearner::Announce(_) | FromLearner::Finish { .. } => {}
+            FromLearner::Announce(_)
+            | FromLearner::Parent(_)
+            | FromLearner::Children(_)
+            | FromLearner::Finish { .. } => {}
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
     Checker, WireError,
     bounds::*,
     broadcast::{decode_manifest, encode_manifest},
-    check_line, codes, decode_body, encode_body, grant, line,
+    check_line, codes, decode_body, encode_body, grant, line, relay,
 };
 use crate::{
     Digest, EpisodeId, LeaseId, PolicyDigest, RunId,
@@ -34,6 +34,8 @@ struct HelloWire<'a> {
     device: &'a str,
     slots: u32,
     held: Vec<Digest>,
+    /// Empty, or an address and a port.
+    relay: &'a str,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -93,6 +95,7 @@ struct AckWire<'a> {
 /// A text or list is over its bound, or there are no slots.
 pub fn encode_hello(hello: &Hello) -> Result<Vec<u8>, WireError> {
     validate_hello(hello)?;
+    let relay = relay::address_text(hello.relay);
     let wire = HelloWire {
         protocol: hello.protocol,
         weights: hello.model.weights,
@@ -102,6 +105,7 @@ pub fn encode_hello(hello: &Hello) -> Result<Vec<u8>, WireError> {
         device: &hello.device,
         slots: hello.slots,
         held: hello.held.iter().map(|policy| policy.0).collect(),
+        relay: &relay,
     };
     encode_body("hello", &wire)
 }
@@ -123,6 +127,7 @@ pub fn decode_hello(body: &[u8]) -> Result<Hello, WireError> {
         device: wire.device.to_owned(),
         slots: wire.slots,
         held: wire.held.into_iter().map(PolicyDigest).collect(),
+        relay: relay::address(Checker("hello"), "relay", wire.relay)?,
     };
     validate_hello(&hello)?;
     Ok(hello)
@@ -133,6 +138,7 @@ fn validate_hello(hello: &Hello) -> Result<(), WireError> {
     check_line(check, "program", &hello.program)?;
     check_line(check, "device", &hello.device)?;
     check.count("held", hello.held.len(), MAX_HELD)?;
+    hello.relay.map_or(Ok(()), |relay| relay::check_address(check, "relay", &relay))?;
     check.ensure((1..=MAX_SLOTS).contains(&hello.slots), "slots", || {
         format!("{} is outside 1 to {MAX_SLOTS}", hello.slots)
     })
@@ -249,6 +255,9 @@ pub fn encode_from_actor(message: &FromActor) -> Result<(Kind, Vec<u8>), WireErr
             (Kind::LeaseFailed, encode_body("lease failed", &wire)?)
         }
         FromActor::Holding { policy } => (Kind::Holding, encode_body("holding", &policy.0)?),
+        FromActor::ParentFailed { parent, reason } => {
+            (Kind::ParentFailed, relay::encode_failed(parent, reason)?)
+        }
         FromActor::Drain => (Kind::Drain, Vec::new()),
         FromActor::Leave { returned } => (Kind::Leave, encode_list("leave", returned)?),
     })
@@ -275,6 +284,10 @@ pub fn decode_from_actor(frame: Frame) -> Result<FromActor, WireError> {
             FromActor::LeaseFailed { lease, reason: wire.reason.to_owned() }
         }
         Kind::Holding => FromActor::Holding { policy: PolicyDigest(decode_body("holding", body)?) },
+        Kind::ParentFailed => {
+            let (parent, reason) = relay::decode_failed(body)?;
+            FromActor::ParentFailed { parent, reason }
+        }
         Kind::Drain => {
             Checker("drain").ensure(body.is_empty(), "body", || "it has none".to_owned())?;
             FromActor::Drain
@@ -302,6 +315,8 @@ pub fn encode_from_learner(message: &FromLearner) -> Result<(Kind, Vec<u8>), Wir
             (Kind::Ack, encode_body("ack", &wire)?)
         }
         FromLearner::Revoke(leases) => (Kind::Revoke, encode_list("revoke", leases)?),
+        FromLearner::Parent(parent) => (Kind::Parent, relay::encode_parent(parent.as_ref())?),
+        FromLearner::Children(children) => (Kind::Children, relay::encode_children(children)?),
         FromLearner::Finish { reason } => {
             (Kind::Finish, encode_body("finish", &line(reason).as_str())?)
         }
@@ -333,6 +348,8 @@ pub fn decode_from_learner(frame: Frame) -> Result<FromLearner, WireError> {
             FromLearner::Ack { episode: EpisodeId(wire.episode), outcome }
         }
         Kind::Revoke => FromLearner::Revoke(decode_list("revoke", body)?),
+        Kind::Parent => FromLearner::Parent(relay::decode_parent(body)?),
+        Kind::Children => FromLearner::Children(relay::decode_children(body)?),
         Kind::Finish => {
             let reason: &str = decode_body("finish", body)?;
             check_line(Checker("finish"), "reason", reason)?;

@@ -2,10 +2,11 @@
 #![allow(dead_code)] // each test program uses its own part
 
 use protocol::{
-    AckOutcome, AdapterManifest, CallKind, ComputeDtype, DeltaChunk, DeltaManifest, Digest,
-    Episode, EpisodeEnd, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease,
-    LeaseAttempt, LeaseId, ModelDigests, NoiseKey, OnMalformed, PolicyDigest, RefusalCode, Refused,
-    RunId, RunSettings, Sampling, Span, Split, Task, TraceChain, TraceRow, Welcome, WireError,
+    AckOutcome, ActorId, AdapterManifest, CallKind, ComputeDtype, DeltaChunk, DeltaManifest,
+    Digest, Episode, EpisodeEnd, Fetch, FinishReason, FromActor, FromLearner, Hello, Image, Lease,
+    LeaseAttempt, LeaseId, ModelDigests, NoiseKey, OnMalformed, Parent, PolicyDigest, RefusalCode,
+    Refused, RunId, RunSettings, Sampling, Span, Split, Task, TraceChain, TraceRow, Welcome,
+    WireError,
     frame::{CHUNK_LEN, Channel, Decoded, Decoder, Frame, Kind},
     wire,
 };
@@ -209,6 +210,7 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
                 device: "cuda:0".to_owned(),
                 slots: 16,
                 held: vec![PolicyDigest(digest(2)), PolicyDigest(digest(7))],
+                relay: Some("10.0.0.2:7272".parse().expect("an address")),
             }),
         ),
         (
@@ -247,6 +249,13 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
             }),
         ),
         ("holding", Message::FromActor(FromActor::Holding { policy: PolicyDigest(digest(2)) })),
+        (
+            "parent_failed",
+            Message::FromActor(FromActor::ParentFailed {
+                parent: ActorId(digest(13)),
+                reason: "a chunk did not come within 20 s".to_owned(),
+            }),
+        ),
         ("drain", Message::FromActor(FromActor::Drain)),
         ("leave", Message::FromActor(FromActor::Leave { returned: vec![attempt(0), attempt(9)] })),
         ("grant", Message::FromLearner(FromLearner::Grant(vec![lease(0), lease(1)]))),
@@ -264,6 +273,21 @@ pub(crate) fn samples() -> Vec<(&'static str, Message)> {
             Message::FromLearner(ack(AckOutcome::Rejected { reason: "lease: spent".to_owned() })),
         ),
         ("revoke", Message::FromLearner(FromLearner::Revoke(vec![attempt(4)]))),
+        (
+            "parent",
+            Message::FromLearner(FromLearner::Parent(Some(Parent {
+                actor: ActorId(digest(13)),
+                address: "[2001:db8::1]:7272".parse().expect("an address"),
+                level: 2,
+            }))),
+        ),
+        ("parent_none", Message::FromLearner(FromLearner::Parent(None))),
+        (
+            "children",
+            Message::FromLearner(FromLearner::Children(
+                [14, 15].map(|byte| ActorId(digest(byte))).into(),
+            )),
+        ),
         (
             "finish",
             Message::FromLearner(FromLearner::Finish { reason: "200 steps made".to_owned() }),

@@ -580,9 +580,12 @@ impl World {
                 }
                 Vec::new()
             }
-            ActorEvent::Message(FromLearner::Announce(_) | FromLearner::Finish { .. }) => {
-                Vec::new()
-            }
+            ActorEvent::Message(
+                FromLearner::Announce(_)
+                | FromLearner::Parent(_)
+                | FromLearner::Children(_)
+                | FromLearner::Finish { .. },
+            ) => Vec::new(),
         };
         for lease in play {
             self.order += 1;

@@ -14,16 +14,27 @@ use crate::{
 
 /// Joins like an actor and hands out the bare streams.
 pub(super) async fn intruder(join: &Join) -> (Connection, SendStream, RecvStream) {
+    let (connection, send, recv, _) = late_intruder(join, Duration::ZERO).await;
+    (connection, send, recv)
+}
+
+/// The same with its identity.
+pub(super) async fn intruder_with_key(
+    join: &Join,
+) -> (Connection, SendStream, RecvStream, Identity) {
     late_intruder(join, Duration::ZERO).await
 }
 
 /// The end of its preamble comes that much after its bytes.
-async fn late_intruder(join: &Join, late: Duration) -> (Connection, SendStream, RecvStream) {
+async fn late_intruder(
+    join: &Join,
+    late: Duration,
+) -> (Connection, SendStream, RecvStream, Identity) {
     let endpoint = quinn::Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let identity = Identity::generate().expect("made");
     let crypto = tls::client(Some(&identity), tls::Pinned::new(join.learner)).expect("a client");
     let mut client = quinn::ClientConfig::new(Arc::new(crypto));
-    client.transport_config(socket::transport(&times(), false));
+    client.transport_config(socket::transport(&times(), socket::Side::Actor));
     let learner = SocketAddr::from(([127, 0, 0, 1], join.port));
     let connecting = endpoint.connect_with(client, learner, "rollcall").expect("an address");
     let connection = connecting.await.expect("TLS");
@@ -36,7 +47,7 @@ async fn late_intruder(join: &Join, late: Duration) -> (Connection, SendStream, 
     let (mut send, recv) = connection.open_bi().await.expect("proven");
     let body = wire::encode_hello(&hello()).expect("sound");
     send.write_all(&frame::encode(Kind::Hello, &body).expect("short")).await.expect("room");
-    (connection, send, recv)
+    (connection, send, recv, identity)
 }
 
 async fn expect_violation(connection: &Connection, word: &str) {
@@ -104,7 +115,7 @@ async fn every_actor_has_all_its_streams_however_its_preamble_arrived() {
     let mut learner = learner();
     let join = learner.endpoint.join("127.0.0.1").expect("bound");
     for late in [Duration::ZERO, Duration::from_millis(200)] {
-        let ((connection, _send, _recv), _theirs) =
+        let ((connection, _send, _recv, _), _theirs) =
             tokio::join!(late_intruder(&join, late), learner.joined());
         let mut held = Vec::new();
         for open in 0..8 {

@@ -17,7 +17,7 @@ async fn an_actor_with_the_right_string_and_checkpoint_joins() {
     let mut learner = learner();
     let (actor, theirs, ours) = learner.pair().await;
     assert_eq!(ours.actor, actor.identity().actor_id());
-    assert_eq!(ours.hello, hello());
+    assert_eq!(*ours.hello, hello());
     assert_eq!(*theirs.welcome(), welcome());
 }
 
@@ -56,7 +56,7 @@ async fn raw(
     let endpoint = Endpoint::client(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let crypto = tls::client(identity, tls::Pinned::new(join.learner)).expect("a client");
     let mut client = ClientConfig::new(Arc::new(crypto));
-    client.transport_config(socket::transport(&times(), false));
+    client.transport_config(socket::transport(&times(), socket::Side::Actor));
     let learner = SocketAddr::from(([127, 0, 0, 1], join.port));
     endpoint.connect_with(client, learner, "rollcall").expect("an address").await
 }
@@ -120,7 +120,8 @@ async fn another_version_is_told_both_versions_whatever_follows() {
     let LinkError::Closed { code: CloseCode::Version, reason } = closed else {
         panic!("closed by {closed}");
     };
-    assert!(reason.contains("actor speaks 777, the learner 2"), "{reason}");
+    let said = format!("actor speaks 777, the learner {}", PROTOCOL_VERSION);
+    assert!(reason.contains(&said), "{reason}");
     assert!(reason.contains("install the same release"), "{reason}");
     assert_eq!(failure, JoinFailure::Version(777));
 }
