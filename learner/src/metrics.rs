@@ -1,23 +1,29 @@
 //! The learner's metrics for operators, in the text format of OpenMetrics (`--metrics-listen`). Names,
-//! units and meanings stand in docs/reliability.md; a test holds the two together.
+//! units and meanings stand in docs/reliability.md; a test holds the two together. Beside them it has the
+//! numbers of the last lines of `metrics.jsonl`, under their names (docs/metrics.md).
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use prometheus_client::{
-    encoding::text::encode,
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _, text::encode},
     metrics::{
         counter::Counter,
         family::Family,
-        gauge::Gauge,
+        gauge::{ConstGauge, Gauge},
         histogram::{Histogram, exponential_buckets},
     },
     registry::{Registry, Unit},
 };
 
-use crate::leases::LeaseCounts;
+use serde_json::Value;
+
+use crate::{leases::LeaseCounts, scalars::scalars};
 
 /// What the content is, for an HTTP answer.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -25,7 +31,25 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 type Labels = [(&'static str, &'static str); 1];
 type Counters = Family<Labels, Counter>;
 type Gauges = Family<Labels, Gauge>;
-type Real = Gauge<f64, std::sync::atomic::AtomicU64>;
+
+/// Numbers of `metrics.jsonl` that have metrics of their own here.
+const OTHERWISE: [&str; 6] =
+    ["actors", "episodes_by_actor/", "leases/", "rejections/", "staleness", "tokens"];
+
+/// The last of each number of `metrics.jsonl`.
+#[derive(Debug, Default)]
+struct Latest(Mutex<BTreeMap<String, f64>>);
+
+impl Collector for Latest {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "The last number of this name in metrics.jsonl";
+        for (name, number) in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            let gauge = ConstGauge::new(*number);
+            gauge.encode(encoder.encode_descriptor(name, help, None, gauge.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
 
 /// All metrics of a learner. Cheap to clone; nothing here blocks.
 #[derive(Clone, Debug)]
@@ -41,7 +65,7 @@ struct Inner {
     episodes: Counters,
     rejections: Counters,
     tokens: Counters,
-    rates: Family<Labels, Real>,
+    latest: Arc<Latest>,
     staleness: Histogram,
     sync: Histogram,
     queues: Gauges,
@@ -55,7 +79,6 @@ struct Inner {
 impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::with_prefix("rollcall");
-        let real = || Real::default();
         let inner = Inner {
             steps: Gauge::default(),
             actors: Gauge::default(),
@@ -64,7 +87,7 @@ impl Default for Metrics {
             episodes: Family::default(),
             rejections: Family::default(),
             tokens: Family::default(),
-            rates: Family::new_with_constructor(real),
+            latest: Arc::default(),
             staleness: Histogram::new([0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0]),
             sync: Histogram::new(exponential_buckets(0.000_25, 2.0, 15)),
             queues: Family::default(),
@@ -86,7 +109,7 @@ impl Default for Metrics {
             inner.rejections.clone(),
         );
         registry.register("tokens", "Ids sampled and ids trained on", inner.tokens.clone());
-        registry.register("tokens_per_second", "Speed of the last step", inner.rates.clone());
+        registry.register_collector(Box::new(inner.latest.clone()));
         registry.register(
             "staleness_steps",
             "Optimizer steps between the policy of an episode and the update that used it",
@@ -189,12 +212,22 @@ impl Metrics {
         self.0.rejections.get_or_create(&[("rung", rung)]).inc();
     }
 
-    /// An optimizer step was made: ids sampled and ids trained on, and how many a second.
-    pub fn step(&self, step: u64, sampled: (u64, f64), trained: (u64, f64)) {
+    /// An optimizer step was made: ids sampled and ids trained on.
+    pub fn step(&self, step: u64, sampled: u64, trained: u64) {
         self.0.steps.set(gauge(step));
-        for (kind, (count, rate)) in [("sampled", sampled), ("trained", trained)] {
+        for (kind, count) in [("sampled", sampled), ("trained", trained)] {
             self.0.tokens.get_or_create(&[("kind", kind)]).inc_by(count);
-            self.0.rates.get_or_create(&[("kind", kind)]).set(rate);
+        }
+    }
+
+    /// A line was written to `metrics.jsonl`.
+    pub fn scalars(&self, record: &Value) {
+        let mut latest = self.0.latest.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = |name: &str| {
+            OTHERWISE.iter().any(|it| name == *it || (it.ends_with('/') && name.starts_with(it)))
+        };
+        for (name, number) in scalars(record).into_iter().filter(|(name, _)| !own(name)) {
+            latest.insert(name.replace('/', "_"), number);
         }
     }
 
@@ -292,7 +325,11 @@ mod tests {
         let counts = LeaseCounts { granted: 9, accepted: 4, ..LeaseCounts::default() };
         metrics.leases(&counts, 2);
         metrics.rejected("tokens");
-        metrics.step(5, (100, 1234.5), (80, 99.0));
+        metrics.step(5, 100, 80);
+        metrics.scalars(&serde_json::json!({
+            "step": 5, "rollout_tokens_per_second": 1234.5, "clip_ratio/low_mean": 0.25,
+            "leases": {"granted": 9}, "staleness": 2, "tokens": 80,
+        }));
         metrics.staleness(2);
         metrics.synced(Duration::from_millis(3));
         metrics.queue("events", 7);
@@ -315,7 +352,12 @@ mod tests {
         assert_eq!(value("rollcall_leases_total", "outcome=\"granted\""), 9.0);
         assert_eq!(value("rollcall_episodes_total", "outcome=\"unreadable\""), 2.0);
         assert_eq!(value("rollcall_audit_rejections_total", "rung=\"tokens\""), 1.0);
-        assert_eq!(value("rollcall_tokens_per_second", "kind=\"sampled\""), 1234.5);
+        assert_eq!(value("rollcall_rollout_tokens_per_second", ""), 1234.5);
+        assert_eq!(value("rollcall_clip_ratio_low_mean", ""), 0.25);
+        assert_eq!(
+            samples.iter().filter(|it| it.name.starts_with("rollcall_staleness")).count(),
+            9
+        );
         assert_eq!(value("rollcall_journal_sync_seconds_count", ""), 1.0);
         assert_eq!(value("rollcall_staleness_steps_sum", ""), 2.0);
         assert_eq!(value("rollcall_broadcast_bytes_total", "form=\"whole\""), 20.0);
@@ -339,6 +381,7 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE rollcall_"))
             .filter_map(|line| line.split(' ').next())
+            .filter(|name| !["rollout_tokens_per_second", "clip_ratio_low_mean"].contains(name))
             .collect();
         assert_eq!(documented, types);
     }

@@ -150,8 +150,12 @@ fn sft(dir: &Path, world: usize, batch: u32) -> Vec<f32> {
     let output = dir.join("run");
     let at = output.clone();
     let summaries = on_ranks(world, move |meet, rank| {
-        let options =
-            SftOptions { output: Some(output.clone()), resume: false, device: DeviceChoice::Cpu };
+        let options = SftOptions {
+            output: Some(output.clone()),
+            resume: false,
+            device: DeviceChoice::Cpu,
+            tensorboard: false,
+        };
         let audience = if rank == 0 { Audience::Machine } else { Audience::Nobody };
         let mut progress = Progress::new(audience);
         sft::run(&recipe, &options, &Interrupt::default(), &mut progress, meet)
@@ -199,6 +203,7 @@ fn ppo(dir: &Path, world: usize, batch: u32) -> (Vec<f32>, Value) {
             output: Some(output.clone()),
             resume: false,
             device: DeviceChoice::Cpu,
+            no_tensorboard: true,
         };
         let mut progress = Progress::new(Audience::Nobody);
         ppo::run(&path, &options, &Interrupt::default(), &mut progress, meet)

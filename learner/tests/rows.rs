@@ -77,7 +77,8 @@ fn written(dir: &Path, recipe: &Value) -> PathBuf {
 
 fn run_sft(dir: &Path, recipe: &Value) -> Result<SftSummary, Failure> {
     let output = Some(dir.join("run"));
-    let options = SftOptions { output, resume: false, device: DeviceChoice::Cpu };
+    let options =
+        SftOptions { output, resume: false, device: DeviceChoice::Cpu, tensorboard: false };
     let mut progress = Progress::new(Audience::Machine);
     sft::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress, alone)
 }
@@ -93,9 +94,17 @@ fn run_ppo(
     resume: bool,
 ) -> Result<PpoSummary, Failure> {
     let output = Some(dir.join("run"));
-    let options = PpoOptions { inputs, output, resume, device: DeviceChoice::Cpu };
+    let options =
+        PpoOptions { inputs, output, resume, device: DeviceChoice::Cpu, no_tensorboard: true };
     let mut progress = Progress::new(Audience::Machine);
     ppo::run(&written(dir, recipe), &options, &Interrupt::default(), &mut progress, alone)
+}
+
+/// The lines of `metrics.jsonl` that are updates.
+fn update_lines(run: &Path) -> Vec<Value> {
+    let mut all = lines(&run.join("metrics.jsonl"));
+    all.retain(|line| line["update"].is_u64());
+    all
 }
 
 fn lines(path: &Path) -> Vec<Value> {
@@ -144,7 +153,7 @@ fn supervised_rows_equal_the_references() {
         let summary = run_sft(dir.path(), &sft_recipe(updates)).expect("trains");
         let expected = &numbers()["sft"][name];
         let run = dir.path().join("run");
-        let metrics = lines(&run.join("metrics.jsonl"));
+        let metrics = update_lines(&run);
         let reference = expected["updates"].as_array().expect("updates");
         assert_eq!((metrics.len(), summary.updates), (reference.len(), updates.into()));
         for (found, expected) in metrics.iter().zip(reference) {
@@ -153,6 +162,11 @@ fn supervised_rows_equal_the_references() {
             close("gradient norm", &found["grad_norm"], &expected["grad_norm"], 1e-3);
         }
         let [before, after] = summary.accuracy.expect("held-out rows");
+        let all = lines(&run.join("metrics.jsonl"));
+        let measured = all.iter().filter(|line| line["evaluation"].is_object());
+        let measured: Vec<_> = measured.map(|it| (&it["step"], &it["evaluation"])).collect();
+        assert_eq!(measured.first(), Some(&(&json!(0), &json!(before))));
+        assert_eq!(measured.last(), Some(&(&json!(updates), &json!(after))));
         assert_eq!(json!(before), expected["before"]);
         assert_eq!(json!(after), expected["after"]);
         let mut valid = expected["after"].clone();
@@ -185,7 +199,7 @@ fn rounds_of_rows_equal_the_references() {
         let run = dir.path().join("run");
         assert_eq!(lines(&run.join("stats.json")), [stats]);
         let norms = expected["grad_norms"].as_array().expect("norms");
-        for (found, expected) in lines(&run.join("metrics.jsonl")).iter().zip(norms) {
+        for (found, expected) in update_lines(&run).iter().zip(norms) {
             close("gradient norm", &found["grad_norm"], expected, 1e-3);
         }
         let (off, moved) = compare(
@@ -231,7 +245,7 @@ fn a_round_that_stopped_anywhere_goes_on_bit_for_bit() {
         let summary = summary.expect("there is nothing left to do");
         assert_eq!((summary.updates, summary.status), (6, "completed"));
         assert_eq!(left_behind(dir.path()), expected);
-        assert_eq!(lines(&dir.path().join("run/metrics.jsonl")).len(), 6);
+        assert_eq!(update_lines(&dir.path().join("run")).len(), 6);
         refused(dir.path());
     }
 }

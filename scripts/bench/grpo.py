@@ -90,7 +90,7 @@ def ours(path, index):
     # The peer's rate counts every id that it pads and scores, prompts once a rollout; so does this
     # one, beside the rate of ids that really went through the model (prompts once a group).
     return {
-        "seconds": mean("seconds"),
+        "seconds": mean("step_time"),
         "cpu_seconds": cpu / options.steps,
         "rollout tok/s": mean("rollout_tokens_per_second"),
         "update tok/s": mean("update_tokens_per_second"),

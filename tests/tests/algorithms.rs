@@ -343,7 +343,7 @@ fn a_run_with_a_value_head_and_a_reference_is_written_and_audited() {
     assert_eq!(steps.len(), 2);
     for step in &steps {
         assert_eq!(step["updates"], 4);
-        for key in ["value_loss", "value_grad_norm", "clip_fraction_dual", "approx_kl", "kl"] {
+        for key in ["value_loss", "value_grad_norm", "clip_ratio/dual_mean", "approx_kl", "kl"] {
             assert!(step[key].is_number(), "{key}: {step}");
         }
     }

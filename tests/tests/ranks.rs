@@ -43,7 +43,7 @@ fn an_online_run_over_ranks_trains_the_adapter_of_one_rank_and_is_audited() {
         let tokens = |text: &str| -> Vec<Value> {
             let rows = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
             rows.filter(|it: &Value| it["update_seconds"].is_number())
-                .map(|it| it["completion_tokens"].clone())
+                .map(|it| it["completions/mean_length"].clone())
                 .collect()
         };
         let own = fs::read_to_string(one.run().join("metrics.jsonl")).expect("metrics");

@@ -12,7 +12,7 @@ use environments::{EnvironmentSpec, dataset};
 use image_model::write_image_model;
 use protocol::{Digest, Split};
 use serde_json::{Value, json};
-use tests::{Demo, Finished, finish, programs, start};
+use tests::{Demo, Finished, browser::Browser, finish, programs, start};
 
 /// A recipe for it in a directory of its own.
 fn demo() -> Demo {
@@ -111,10 +111,32 @@ fn a_vision_run_learns_from_images_that_the_learner_has_seen_itself_and_is_repro
         assert!(audited.status.success(), "{}{}", audited.stdout, audited.stderr);
         assert!(audited.stdout.contains("16 episodes scored again"), "{}", audited.stdout);
 
+        if runs.is_empty() {
+            seen(&demo.run());
+        }
         let episodes: Vec<Value> = evidence.iter().map(|row| row["episode"].clone()).collect();
         runs.push((episodes, end["adapter_sha256"].clone(), evidence));
     }
     assert_eq!(runs[0], runs[1]);
+}
+
+/// The frames of its episodes are seen in its report.
+fn seen(run: &Path) {
+    let reported = learner(&["report", &run.to_string_lossy()]);
+    assert!(reported.status.success(), "{}", reported.stderr);
+    let Some(mut browser) = Browser::start() else { return };
+    browser.open(&run.join("report.html"), "#episode-5");
+    let drawn = browser.evaluate("document.querySelectorAll('#plot-reward polyline').length");
+    assert!(drawn.as_u64() >= Some(1), "{drawn}");
+    let size = "(it => [it.naturalWidth, it.naturalHeight, it.src.slice(0, 22)])";
+    let image = browser.evaluate(&format!("{size}(document.querySelector('#episode img'))"));
+    assert!(image[0].as_u64() > Some(8) && image[1].as_u64() > Some(8), "{image}");
+    assert_eq!(image[2], "data:image/png;base64,");
+    let text = browser.evaluate("document.getElementById('episode').textContent");
+    assert!(text.as_str().is_some_and(|it| it.contains("Turn 1: ")), "{text}");
+    if let Some(pictures) = std::env::var_os("ROLLCALL_PICTURES") {
+        browser.picture("#episodes", 700.0, &Path::new(&pictures).join("report-vision.png"));
+    }
 }
 
 #[test]

@@ -1,7 +1,14 @@
 //! Audits the exact rungs on a few threads of their own, so that neither the network nor the trainer
 //! waits for them.
 
-use std::{sync::Arc, thread::available_parallelism};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::available_parallelism,
+    time::{Duration, Instant},
+};
 
 use protocol::{ActorId, EpisodeId, LeaseId};
 
@@ -42,6 +49,8 @@ pub struct Judged {
 pub struct AuditPool {
     auditor: Arc<Auditor>,
     threads: rayon::ThreadPool,
+    /// Nanoseconds that the threads worked.
+    worked: Arc<AtomicU64>,
 }
 
 impl AuditPool {
@@ -55,19 +64,27 @@ impl AuditPool {
             .num_threads((processors / 2).clamp(1, THREADS))
             .thread_name(|number| format!("audit-{number}"))
             .build()?;
-        Ok(Self { auditor: Arc::new(auditor), threads })
+        Ok(Self { auditor: Arc::new(auditor), threads, worked: Arc::default() })
+    }
+
+    /// How long the threads worked so far, all of them together.
+    pub fn worked(&self) -> Duration {
+        Duration::from_nanos(self.worked.load(Ordering::Relaxed))
     }
 
     /// Audits an answer some time soon and hands the verdict to `tell`.
     pub fn judge(&self, answer: Submitted, tell: impl FnOnce(Judged) + Send + 'static) {
-        let auditor = self.auditor.clone();
+        let (auditor, worked) = (self.auditor.clone(), self.worked.clone());
         self.threads.spawn(move || {
+            let began = Instant::now();
             let verdict = auditor.audit(Presented {
                 id: answer.id,
                 body: &answer.body,
                 standing: &answer.standing,
                 behind: answer.behind,
             });
+            let took = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            worked.fetch_add(took, Ordering::Relaxed);
             tell(Judged { answer, verdict });
         });
     }

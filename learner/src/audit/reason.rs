@@ -45,6 +45,37 @@ impl RungName {
             Self::Sampling => "sampling",
         }
     }
+
+    /// The rung that refuses for a reason of this stable name; none where there is no such reason.
+    pub fn of(code: &str) -> Option<Self> {
+        Some(match code {
+            "id_mismatch" | "bad_frame" | "image_missing" | "image_unshown" | "image_repeated"
+            | "image_order" => Self::Frame,
+            "run_mismatch" | "lease_unknown" | "lease_spent" | "lease_mismatch"
+            | "task_mismatch" | "seed_mismatch" | "policy_mismatch" | "stale_policy"
+            | "group_given_up" => Self::Lease,
+            "no_spans" | "out_of_vocabulary" | "unrenderable" | "prompt_mismatch"
+            | "span_offset" | "span_ids" | "span_policy" | "context_mismatch"
+            | "log_probability" | "over_budget" | "stop_ignored" | "stop_missing"
+            | "length_mismatch" | "nothing_to_answer" | "suffix_mismatch" | "trailing_ids"
+            | "mask_mismatch" => Self::Tokens,
+            "call_count" | "call_mismatch" | "answer_missing" | "answer_mismatch"
+            | "permit_mismatch" | "row_without_turn" | "turn_after_end" | "ended_early"
+            | "end_mismatch" => Self::Calls,
+            "recorded_not_allowed" => Self::Replay,
+            "no_score" | "reward_mismatch" | "reward_invalid" => Self::Reward,
+            "group_size" | "group_generations" | "group_tasks" | "group_seeds"
+            | "group_policies" => Self::Group,
+            "unlikely_token"
+            | "unlikely_tokens"
+            | "log_probability_gap"
+            | "log_probability_gaps"
+            | "uncalibrated_device" => Self::Sampling,
+            _ if code.starts_with("trace_") => Self::Trace,
+            _ if code.starts_with("replay_") => Self::Replay,
+            _ => return None,
+        })
+    }
 }
 
 /// Why an episode (or, for the last rung, a group) is refused. Positions, spans, turns and rows count
@@ -314,5 +345,30 @@ fn replay_name(error: &ReplayMismatch) -> &'static str {
         ReplayMismatch::Done(_) => "replay_done",
         ReplayMismatch::Chain(_) => "replay_chain",
         ReplayMismatch::Head => "replay_head",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rung_of_every_reason_is_known_by_its_name() {
+        let mut names = 0;
+        for line in include_str!("reason.rs").lines() {
+            let named = line.split_once("=> (").and_then(|(_, it)| it.split_once(", \""));
+            let Some((rung, code)) = named.filter(|_| line.trim_start().starts_with("Self::"))
+            else {
+                continue;
+            };
+            let code = code.split('"').next().unwrap_or_default();
+            assert_eq!(RungName::of(code).map(|it| format!("{it:?}")), Some(rung.to_owned()));
+            names += 1;
+        }
+        assert!(names > 45, "{names}");
+        assert_eq!(RungName::of("replay_rows"), Some(RungName::Replay));
+        assert_eq!(RungName::of("trace_head"), Some(RungName::Trace));
+        assert_eq!(RungName::of("image_order"), Some(RungName::Frame));
+        assert_eq!(RungName::of("other"), None);
     }
 }

@@ -133,6 +133,7 @@ impl NetworkArguments {
             relay_fanout: usize::from(self.relay_fanout),
             lease_ms: self.lease_seconds.saturating_mul(1000),
             resume: false,
+            tensorboard: false,
             metrics_listen: self.metrics_listen,
         }
     }

@@ -21,16 +21,18 @@ use crate::{
         run,
     },
     verify::{SamplingCheck, check_sampling, verify},
+    watch::{WatchOptions, watch},
 };
 
 /// Does what a command says.
 pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Sft { recipe, output, resume, device, json, ranks } => {
+        Command::Sft { recipe, output, resume, device, no_tensorboard, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };
             let mut progress = Progress::new(rank.audience(json));
-            let options = SftOptions { output, resume, device: rank.device };
+            let tensorboard = !no_tensorboard;
+            let options = SftOptions { output, resume, device: rank.device, tensorboard };
             let summary =
                 sft::run(&recipe, &options, &interrupt, &mut progress, |run| rank.meet(run))?;
             progress.record("end", &summary);
@@ -66,7 +68,7 @@ pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Train { recipe, output, resume, json, network, ranks } => {
+        Command::Train { recipe, output, resume, no_tensorboard, json, network, ranks } => {
             let (runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, network.device)? else { return Ok(()) };
             let plan = plan_at(&recipe, output.as_deref(), resume).map_err(Failure::mistake)?;
@@ -75,7 +77,8 @@ pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
             if !meeting.leads() {
                 return follow(&plan, rank.device, meeting);
             }
-            let options = TrainOptions { device: rank.device, resume, ..network.options() };
+            let (device, tensorboard) = (rank.device, !no_tensorboard);
+            let options = TrainOptions { device, resume, tensorboard, ..network.options() };
             let summary = run::train(plan, options, meeting, &runtime, interrupt, &mut progress)?;
             progress.record("end", &summary);
             if progress.for_person() {
@@ -130,11 +133,16 @@ pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
             });
             audit(&run, model.as_deref(), sampling.as_ref(), json)
         }
-        Command::Report { run, compare, output, format, episodes } => {
-            let episodes = episodes as usize;
-            let written = report(&ReportOptions { run, compare, output, format, episodes })?;
+        Command::Report { run, compare, output, format, episodes, max_mib } => {
+            let (episodes, bytes) = (episodes as usize, (max_mib as usize) << 20);
+            let options = ReportOptions { run, compare, output, format, episodes, bytes };
+            let written = report(&options)?;
             print_line(&written.display().to_string());
             Ok(())
+        }
+        Command::Watch { run, json } => {
+            let (_runtime, interrupt) = runtime()?;
+            watch(&WatchOptions { run, json }, &interrupt)
         }
         Command::Score { model, adapter, data, device, temperature, chat_template_kwargs } => {
             let kwargs = serde_json::from_str(&chat_template_kwargs).map_err(|e| {

@@ -39,6 +39,9 @@ enum Command {
         /// auto, cpu or cuda:N.
         #[arg(long, default_value = "auto")]
         device: DeviceChoice,
+        /// Do not write the metrics for TensorBoard too.
+        #[arg(long)]
+        no_tensorboard: bool,
         /// Print one JSON object a line.
         #[arg(long)]
         json: bool,
@@ -72,6 +75,9 @@ enum Command {
         /// complete, so that launchers can restart it blindly. Another recipe's run is refused.
         #[arg(long)]
         resume: bool,
+        /// Do not write the metrics for TensorBoard too.
+        #[arg(long)]
+        no_tensorboard: bool,
         /// Print one JSON object a line; the last has status, success_before, success_after, steps,
         /// seconds and run.
         #[arg(long)]
@@ -165,9 +171,21 @@ enum Command {
         /// A page, or plots for papers.
         #[arg(long, value_enum, default_value_t)]
         format: ReportFormat,
-        /// Episodes that can be read in the page, spread over the run.
+        /// Episodes of each run that can be read in the page, spread over the run.
         #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=100_000))]
         episodes: u32,
+        /// MiB that they may take, pictures included; where they would take more, fewer are shown.
+        #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u32).range(1..=1024))]
+        max_mib: u32,
+    },
+    /// Watch a run: a screen of curves, actors, the last episode and refusals; lines where there is no
+    /// terminal. The run may not be there yet, or be over. q or Ctrl-C leaves; NO_COLOR is honoured.
+    Watch {
+        /// The run's directory: of train, sft or ppo.
+        run: PathBuf,
+        /// Print one JSON object a line, until the run ends.
+        #[arg(long)]
+        json: bool,
     },
     /// Print log-probabilities of given ids or conversations as JSON lines.
     Score {

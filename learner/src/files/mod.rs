@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `manifest.json` | status, hashes, versions, settings, coverage, update evidence; replaced atomically |
 //! | `evidence.jsonl` | one line an accepted episode, chained by hash; the head stands in the manifest |
-//! | `metrics.jsonl` | one line an optimizer step |
+//! | `metrics.jsonl` | one line an optimizer step or evaluation |
+//! | `tensorboard/` | the same numbers as event files |
 //! | `checkpoint/` | what the run goes on from after a crash: adapter, optimizer, counters |
 //! | `journal/` | every judged episode's bytes, every group ordered, every policy announced |
 //! | `policies/<policy>.safetensors` | the adapter of every policy that played |
@@ -52,7 +53,7 @@ pub use time::utc_now;
 pub use update::{UpdateEvidence, compare_adapters};
 pub use versions::{dependency_versions, program_sha256};
 
-use crate::journal::JournalError;
+use crate::{journal::JournalError, tensorboard::EventError};
 
 /// A file of a run could not be written or read: one line with action, path and cause.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +89,9 @@ pub enum FileError {
     /// The journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
+    /// An event file.
+    #[error(transparent)]
+    Events(#[from] EventError),
     /// An adapter cannot be written.
     #[error("cannot write the adapter to {path}: {source}", path = .path.display())]
     Adapter {

@@ -30,6 +30,8 @@ use crate::{
     journal::{Commit, Journal, JournalError, JournalReader, Record, SEGMENT_BYTES},
     plan::Plan,
     recipe::json,
+    report::{PLOTS, REPORT},
+    tensorboard::TENSORBOARD,
     train::{
         intake::CollectCounts,
         record::Evaluated,
@@ -40,7 +42,7 @@ use crate::{
 const POLICIES: &str = "policies";
 const ADAPTERS: &str = "adapters";
 /// What a run's directory holds.
-const OURS: [&str; 11] = [
+const OURS: [&str; 14] = [
     MANIFEST,
     EVIDENCE,
     METRICS,
@@ -52,6 +54,9 @@ const OURS: [&str; 11] = [
     TOKENIZER,
     JOINS,
     EARLIER_JOINS,
+    TENSORBOARD,
+    REPORT,
+    PLOTS,
 ];
 
 /// What a commit keeps beside the weights.
@@ -313,6 +318,7 @@ impl RunDirectory {
             evidence,
             metrics,
             metrics_sha256,
+            events: None,
             journal,
             policies: PolicyStore::of(&path, plan.model.weights),
             announced: replayed.policies.iter().map(|it| it.policy).collect(),

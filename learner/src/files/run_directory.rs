@@ -28,6 +28,7 @@ use crate::{
     journal::{Journal, Record},
     leases::{Balance, GroupOrder},
     plan::Plan,
+    tensorboard::EventFile,
 };
 
 pub(super) const MANIFEST: &str = "manifest.json";
@@ -92,6 +93,8 @@ pub struct RunDirectory {
     pub(super) evidence: EvidenceLog,
     pub(super) metrics: JsonLines,
     pub(super) metrics_sha256: Sha256,
+    /// TensorBoard's, where it is written.
+    pub(super) events: Option<EventFile>,
     pub(super) journal: Journal,
     pub(super) policies: PolicyStore,
     pub(super) announced: BTreeSet<PolicyDigest>,
@@ -129,6 +132,7 @@ impl RunDirectory {
             evidence: EvidenceLog::create(path.join(EVIDENCE), &plan.run)?,
             metrics: JsonLines::create(path.join(METRICS))?,
             metrics_sha256: Sha256::new(),
+            events: None,
             journal: Journal::create(path.join(JOURNAL), plan.run)?,
             policies: PolicyStore::create(&path, plan.model.weights)?,
             announced: BTreeSet::new(),
@@ -185,8 +189,22 @@ impl RunDirectory {
     /// # Errors
     /// The file cannot be written.
     pub fn metrics(&mut self, record: &impl Serialize) -> Result<(), FileError> {
-        self.metrics_sha256.update(self.metrics.append(record)?);
+        let line = self.metrics.append(record)?;
+        self.metrics_sha256.update(&line);
         self.metrics_sha256.update(b"\n");
+        let Some(events) = &mut self.events else { return Ok(()) };
+        let path = self.metrics.path().to_owned();
+        let record =
+            serde_json::from_slice(&line).map_err(|source| FileError::Json { path, source })?;
+        Ok(events.add(&record)?)
+    }
+
+    /// Writes TensorBoard's event files from now on.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn write_events(&mut self) -> Result<(), FileError> {
+        self.events = Some(EventFile::create(&self.path, self.progress.steps)?);
         Ok(())
     }
 

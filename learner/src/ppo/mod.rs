@@ -7,8 +7,7 @@ pub mod sampling;
 pub mod state;
 
 use std::{
-    fs::{self, File},
-    io::Write as _,
+    fs,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -32,10 +31,10 @@ use self::{
     state::{ADAPTER, PpoState, load_policy, save_policy},
 };
 use crate::{
-    checkpoint::{Tables, TrainingCheckpoint, cut_back},
+    checkpoint::{Tables, TrainingCheckpoint},
     ranks::Ranks,
     recipe::{PpoInputs, PpoSettings, RolloutSettings, Sampled},
-    rows::{Accuracy, Example, Images, peak_memory_gib},
+    rows::{Accuracy, Example, Images, MetricsLog, peak_memory_gib},
     sft::{load_dtype, plan::images_record, write},
 };
 
@@ -54,6 +53,9 @@ pub struct PpoOptions {
     /// auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     pub device: DeviceChoice,
+    /// Do not write the metrics for TensorBoard too.
+    #[arg(long)]
+    pub no_tensorboard: bool,
 }
 
 /// How a run ended.
@@ -142,18 +144,15 @@ fn train(
     if ranks.leads() {
         fs::create_dir_all(&plan.output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
-        let path = plan.output.join("metrics.jsonl");
-        cut_back(&path, state.metrics)?;
-        let file = fs::OpenOptions::new().create(true).append(true).open(&path);
-        let fault = |e| Failure::Fault(format!("{}: {e}", path.display()));
-        metrics = Some(file.map_err(fault)?);
+        metrics = Some(MetricsLog::open(&plan.output, state.metrics, !options.no_tensorboard)?);
     }
     let mut run =
         Run { plan: &plan, images, decoder, adapter, optimizer, reference, metrics, state, ranks };
     if stopped.is_none() {
         run.state.before = run.greedy()?;
-        if let Some(accuracy) = &run.state.before {
+        if let Some(accuracy) = run.state.before {
             progress.note(&format!("before: greedy {accuracy}"));
+            run.evaluated(accuracy)?;
         }
     } else if run.ranks.leads() {
         let PpoState { rounds, updates, .. } = &run.state;
@@ -166,8 +165,9 @@ fn train(
     };
     let seconds = started.elapsed().as_secs_f64();
     let after = run.greedy()?;
-    if let Some(accuracy) = &after {
+    if let Some(accuracy) = after {
         progress.note(&format!("after: greedy {accuracy}"));
+        run.evaluated(accuracy)?;
     }
     let here = plan.output.join(ADAPTER);
     // Rank 0 alone has written it.
@@ -202,7 +202,7 @@ struct Run<'a> {
     optimizer: Optimizer,
     reference: Adapter,
     /// At rank 0.
-    metrics: Option<File>,
+    metrics: Option<MetricsLog>,
     state: PpoState,
     ranks: &'a mut Ranks,
 }
@@ -268,6 +268,7 @@ impl<'a> Run<'a> {
             let dir = plan.output.join("rounds").join((round + 1).to_string());
             let SampledRound { examples, sampled, record } =
                 sample_round(plan, &mut self.images, &codes, &tasks, round, &dir, self.ranks)?;
+            let rollout_seconds = started.elapsed().as_secs_f64();
             let anchors = self.anchors(&examples, &sampled)?;
             let mut place = Place::default();
             let what = format!("round {}/{}  ", round + 1, rollouts.rounds);
@@ -292,7 +293,13 @@ impl<'a> Run<'a> {
                 started.elapsed().as_secs_f64()
             );
             progress.at(round + 1, &line, "round", &record);
-            self.metric(&json!({"event": "round", "rollouts": record, "stats": stats}))?;
+            let step_time = started.elapsed().as_secs_f64();
+            let step = self.metrics.as_ref().map_or(0, MetricsLog::updates);
+            self.metric(&json!({
+                "event": "round", "step": step, "rollouts": record, "stats": stats,
+                "step_time": step_time, "rollout_seconds": rollout_seconds,
+                "update_seconds": step_time - rollout_seconds,
+            }))?;
             ended.updates = place.updates;
             ended.stats = Some(stats);
             self.state.stats = Some(stats);
@@ -341,6 +348,7 @@ impl<'a> Run<'a> {
         };
         let (total, begun) = (settings.updates(examples.len()), Instant::now());
         let first = place.updates;
+        let earlier = self.metrics.as_ref().map_or(0, |it| it.updates().saturating_sub(first));
         let metrics = &mut self.metrics;
         let per_epoch = settings.updates_per_epoch(examples.len()).max(1);
         let save_steps = u64::from(settings.save_steps);
@@ -358,7 +366,9 @@ impl<'a> Run<'a> {
                 record["round"] = json!(round);
             }
             if let Some(metrics) = metrics {
-                writeln!(metrics, "{record}").map_err(Failure::fault)?;
+                // Updates are counted anew in every round.
+                record["step"] = json!(earlier + update.update);
+                metrics.append(&record)?;
             }
             let peak = peak.map_or_else(String::new, |it| format!("  peak {it:.1} GiB"));
             let line = format!(
@@ -432,10 +442,13 @@ impl<'a> Run<'a> {
     }
 
     fn metric(&mut self, record: &Value) -> Result<(), Failure> {
-        match &mut self.metrics {
-            Some(metrics) => writeln!(metrics, "{record}").map_err(Failure::fault),
-            None => Ok(()),
-        }
+        self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.append(record))
+    }
+
+    /// Greedy accuracy on the validation rows was measured.
+    fn evaluated(&mut self, accuracy: Accuracy) -> Result<(), Failure> {
+        let Some(metrics) = &mut self.metrics else { return Ok(()) };
+        metrics.evaluation(&accuracy, metrics.updates())
     }
 
     /// How a round is trained, with the micro-batches of all ranks as one.
@@ -473,14 +486,12 @@ impl<'a> Run<'a> {
 fn keep(
     output: &Path,
     state: &mut PpoState,
-    metrics: Option<&File>,
+    metrics: Option<&MetricsLog>,
     Policy { adapter, optimizer, place }: Policy<'_>,
     anchors: &Anchors,
 ) -> Result<(), Failure> {
     state.updates = place.updates;
-    state.metrics = metrics
-        .map_or(Ok(0), |file| file.metadata().map(|it| it.len()))
-        .map_err(|e| Failure::Fault(format!("{}: metrics.jsonl: {e}", output.display())))?;
+    state.metrics = metrics.map_or(Ok(0), MetricsLog::bytes)?;
     let wide = |rows: &[Vec<f32>]| {
         rows.iter().map(|row| row.iter().copied().map(f64::from).collect()).collect()
     };

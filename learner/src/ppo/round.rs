@@ -2,6 +2,8 @@
 //! rows. Everything about it follows from its rows, adapters, optimizer and settings, so it can stop
 //! after any update and go on as if it had not.
 
+use std::time::Instant;
+
 use policy::{
     model::{Adapter, Decoder},
     score::{Gradients, Optimizer, ScoreConfig, Trainable, forward, log_probs},
@@ -111,21 +113,22 @@ impl Anchors {
 }
 
 /// Means over one micro-batch.
-pub(super) type MicroStats = [f64; 3];
+pub(super) type MicroStats = [f64; 5];
 
 /// How far a round has come.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Place {
     /// Updates made.
     pub updates: u64,
-    /// pg_loss, kl and clip_frac of each micro-batch of the epoch so far; of the last epoch at the end.
+    /// pg_loss, kl, clip_frac, approx_kl and entropy of each micro-batch of the epoch so far; of the last epoch at the end.
     pub epoch: Vec<MicroStats>,
 }
 
 impl Place {
     /// The same from a checkpoint's table.
     pub fn from_table(updates: u64, epoch: &[Vec<f64>]) -> Self {
-        let micro = |row: &Vec<f64>| [0, 1, 2].map(|at| row.get(at).copied().unwrap_or_default());
+        let micro =
+            |row: &Vec<f64>| [0, 1, 2, 3, 4].map(|at| row.get(at).copied().unwrap_or_default());
         Self { updates, epoch: epoch.iter().map(micro).collect() }
     }
 }
@@ -192,10 +195,17 @@ pub struct PpoUpdate {
     pub kl: f64,
     /// See there.
     pub clip_frac: f64,
+    /// Mean over its micro-batches of `r - 1 - ln r` a digit: how far the policy moved from the one at the
+    /// round's start.
+    pub approx_kl: f64,
+    /// The same of the entropy a digit, nats.
+    pub entropy: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
     /// The learning rate.
     pub learning_rate: f64,
+    /// Ids that went through the model a second.
+    pub tokens_per_second: f64,
 }
 
 /// Trains a policy on the rows of a round.
@@ -245,6 +255,12 @@ impl Round<'_> {
                     break;
                 }
                 let learning_rate = self.settings.optimizer.learning_rate_at(place.updates, whole);
+                let began = Instant::now();
+                let ids = group
+                    .iter()
+                    .flat_map(|chosen| *chosen)
+                    .filter_map(|row| self.rows.examples.get(*row).map(|it| it.ids.len()));
+                let ids = ids.sum::<usize>() as f64;
                 let (stats, grad_norm) =
                     self.update(adapter, optimizer, learning_rate, group, ranks)?;
                 stop = ranks.decided(interrupt.raised())?;
@@ -259,8 +275,11 @@ impl Round<'_> {
                     pg_loss: mean(0),
                     kl: mean(1),
                     clip_frac: mean(2),
+                    approx_kl: mean(3),
+                    entropy: mean(4),
                     grad_norm,
                     learning_rate,
+                    tokens_per_second: ids / began.elapsed().as_secs_f64(),
                 };
                 report(&update, Policy { adapter, optimizer, place })?;
             }
@@ -317,19 +336,20 @@ impl Round<'_> {
         };
         let totals = chosen.iter().map(digits).fold(StepTotals::default(), StepTotals::with);
         let each = 1.0 / chosen.len().max(1) as f64;
+        let each_digit = 1.0 / chosen.iter().map(digits).sum::<usize>().max(1) as f64;
         let chosen: Vec<usize> = ranks::share(&costs, ranks.rank(), ranks.world())
             .into_iter()
             .map(|at| chosen[at])
             .collect();
         let chosen = &chosen;
         if chosen.is_empty() {
-            return Ok(([0.0; 3], None));
+            return Ok(([0.0; 5], None));
         }
         let examples: Vec<&Example> =
             chosen.iter().filter_map(|row| self.rows.examples.get(*row)).collect();
         let batch = Example::score_rows(&examples, self.rows.images).map_err(Failure::Fault)?;
         let checkpointing = self.settings.gradient_checkpointing;
-        let config = ScoreConfig { checkpointing, ..ScoreConfig::default() };
+        let config = ScoreConfig { checkpointing, entropy: true, ..ScoreConfig::default() };
         let trainable = Trainable::Adapter;
         let tape = forward(self.decoder, Some(adapter), trainable, &shared_batch(batch), &config)
             .map_err(Failure::fault)?;
@@ -359,7 +379,14 @@ impl Round<'_> {
             Denominator::new(Aggregation::SeqMeanTokenSum, totals, 1).map_err(Failure::fault)?;
         let loss =
             policy_loss(&self.settings.loss(), &denominator, &rows).map_err(Failure::fault)?;
-        let micro = [loss.policy_value, loss.stats.kl * each, loss.stats.outside as f64 * each];
+        let entropies = tape.scores().entropies.iter().flatten().flatten();
+        let micro = [
+            loss.policy_value,
+            loss.stats.kl * each,
+            loss.stats.outside as f64 * each,
+            loss.stats.approx_kl * each_digit,
+            entropies.map(|it| f64::from(*it)).sum::<f64>() * each_digit,
+        ];
         #[allow(clippy::cast_possible_truncation, reason = "gradients enter the model in f32")]
         let slope: Vec<Vec<f32>> = loss
             .gradient

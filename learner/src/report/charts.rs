@@ -4,13 +4,13 @@ use plotters::{
     coord::Shift,
     prelude::{
         BLACK, ChartBuilder, Color as _, DrawingArea, IntoDrawingArea as _, LineSeries,
-        PathElement, RGBColor, SVGBackend, WHITE,
+        PathElement, RGBColor, SVGBackend, SeriesLabelPosition, WHITE,
     },
 };
-use serde_json::Value;
 use terminal::Failure;
 
-use super::run::{RunData, position};
+use super::run::RunData;
+use crate::scalars::Series;
 
 /// Width and height of a plot.
 const SIZE: (u32, u32) = (520, 300);
@@ -24,15 +24,16 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(230, 159, 0),
 ];
 
+/// Most lines of one name pattern.
+const MOST_LINES: usize = 8;
+
 /// One line of a plot.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     /// How it is called.
     pub label: &'static str,
-    /// Where its number stands in a line of `metrics.jsonl`: names separated by `/`.
-    pub key: &'static str,
-    /// Whether it is one of evaluations.
-    pub evaluation: bool,
+    /// The name of its number in `metrics.jsonl`; all that begin with it, where it ends in `/`.
+    pub name: &'static str,
 }
 
 /// A plot over steps or updates.
@@ -48,12 +49,8 @@ pub struct Chart {
     pub lines: &'static [Line],
 }
 
-const fn line(label: &'static str, key: &'static str) -> Line {
-    Line { label, key, evaluation: false }
-}
-
-const fn evaluated(label: &'static str, key: &'static str) -> Line {
-    Line { label, key, evaluation: true }
+const fn line(label: &'static str, name: &'static str) -> Line {
+    Line { label, name }
 }
 
 const fn chart(
@@ -75,6 +72,7 @@ pub const CHARTS: &[Chart] = &[
             line("training reward", "reward"),
             line("strict success", "success"),
             line("milestone reward", "milestone_reward"),
+            line("reward of a round", "rollouts/reward"),
         ],
     ),
     chart(
@@ -82,11 +80,14 @@ pub const CHARTS: &[Chart] = &[
         "Held-out tasks",
         "",
         &[
-            evaluated("strict success", "success"),
-            evaluated("reward", "reward"),
-            evaluated("milestone reward", "milestone_reward"),
+            line("strict success", "evaluation/success"),
+            line("reward", "evaluation/reward"),
+            line("milestone reward", "evaluation/milestone_reward"),
+            line("right codes", "evaluation/code_acc"),
+            line("right digits", "evaluation/digit_acc"),
         ],
     ),
+    chart("evaluation_loss", "Held-out loss", "nats", &[line("loss", "evaluation/loss")]),
     chart(
         "groups",
         "Groups",
@@ -94,13 +95,14 @@ pub const CHARTS: &[Chart] = &[
         &[
             line("share with different rewards", "mixed_groups"),
             line("reward's standard deviation", "reward_std"),
+            line("share with different rewards", "rollouts/mixed_groups"),
         ],
     ),
     chart("loss", "Loss", "", &[line("loss", "loss"), line("surrogate loss", "pg_loss")]),
     chart(
         "kl",
         "KL divergence",
-        "nats a token",
+        "nats",
         &[line("from the reference", "kl"), line("from the sampling policy", "approx_kl")],
     ),
     chart(
@@ -108,10 +110,11 @@ pub const CHARTS: &[Chart] = &[
         "Clip fraction",
         "",
         &[
-            line("all", "clip_fraction"),
+            line("all", "clip_ratio/region_mean"),
             line("all", "clip_frac"),
-            line("from below", "clip_fraction_low"),
-            line("from above", "clip_fraction_high"),
+            line("from below", "clip_ratio/low_mean"),
+            line("from above", "clip_ratio/high_mean"),
+            line("dual", "clip_ratio/dual_mean"),
         ],
     ),
     chart("entropy", "Entropy", "nats", &[line("entropy", "entropy")]),
@@ -130,22 +133,54 @@ pub const CHARTS: &[Chart] = &[
     ),
     chart(
         "logp_gap",
-        "Log-probabilities: learner against sampler",
+        "Log-probability gap of learner and sampler",
         "nats",
-        &[line("mean", "logp_gap"), line("largest", "sampling/logp_gap_max")],
+        &[
+            line("mean", "logp_gap"),
+            line("largest", "sampling/logp_gap_max"),
+            line("mean of a round", "stats/logp_gap_abs"),
+        ],
     ),
     chart(
         "audit_margin",
-        "Sampling evidence: largest deficit",
+        "Audit, rung 9: deficits",
         "logit / T",
-        &[line("deficit", "sampling/deficit_max")],
+        &[
+            line("largest of an id", "sampling/deficit_max"),
+            line("largest mean of an episode", "sampling/deficit_mean"),
+        ],
     ),
+    chart("rejections", "Refused by the audit, by rung", "episodes", &[line("", "rejections/")]),
     chart("staleness", "Staleness", "updates", &[line("staleness", "staleness")]),
-    chart("length", "Episode length", "ids", &[line("sampled", "completion_tokens")]),
-    chart("malformed", "Malformed tool calls", "", &[line("share", "malformed")]),
+    chart(
+        "importance",
+        "Importance weights",
+        "",
+        &[line("mean", "importance_mean"), line("share at the cap", "importance_capped")],
+    ),
+    chart(
+        "length",
+        "Episode length",
+        "sampled ids",
+        &[
+            line("mean", "completions/mean_length"),
+            line("shortest", "completions/min_length"),
+            line("longest", "completions/max_length"),
+        ],
+    ),
+    chart("turns", "Turns of an episode", "", &[line("mean", "turns")]),
+    chart(
+        "malformed",
+        "Malformed calls and cut-off episodes",
+        "",
+        &[
+            line("malformed calls", "malformed"),
+            line("episodes at the token budget", "completions/clipped_ratio"),
+        ],
+    ),
     chart(
         "speed",
-        "Speed",
+        "Speed by stage",
         "ids/s",
         &[
             line("rollout", "rollout_tokens_per_second"),
@@ -155,55 +190,65 @@ pub const CHARTS: &[Chart] = &[
     ),
     chart(
         "time",
-        "Time of a step",
+        "Time of a step by stage",
         "s",
         &[
-            line("whole", "seconds"),
-            line("rollout and audit", "rollout_seconds"),
-            line("update and broadcast", "update_seconds"),
+            line("whole", "step_time"),
+            line("rollout", "rollout_seconds"),
+            line("update", "update_seconds"),
+            line("of it broadcast", "broadcast_seconds"),
+            line("audit, beside", "audit_seconds"),
             line("mean update", "seconds_per_update"),
         ],
     ),
+    chart(
+        "leases",
+        "Leases",
+        "",
+        &[
+            line("granted", "leases/granted"),
+            line("submitted", "leases/submitted"),
+            line("failed", "leases/failed"),
+            line("expired", "leases/expired"),
+        ],
+    ),
+    chart("actors", "Actors", "", &[line("connected", "actors")]),
+    chart(
+        "episodes_by_actor",
+        "Episodes of a step by actor",
+        "",
+        &[line("", "episodes_by_actor/")],
+    ),
+    chart("memory", "Peak memory", "GiB", &[line("process", "peak_memory_gib")]),
 ];
 
 impl Line {
-    fn number(&self, record: &Value) -> Option<f64> {
-        self.key.split('/').try_fold(record, |at, name| at.get(name))?.as_f64()
-    }
-
-    /// The line's points in a run: step or update, and number.
-    pub(super) fn points(&self, run: &RunData) -> Vec<(f64, f64)> {
-        if self.evaluation {
-            let all = run.evaluations.iter();
-            return all.filter_map(|(step, it)| Some((*step, self.number(it)?))).collect();
+    /// The lines that it stands for, with their points: step or update, and number.
+    pub(crate) fn of<'a>(&self, series: &'a Series) -> Vec<(String, &'a [(f64, f64)])> {
+        if !self.name.ends_with('/') {
+            return vec![(self.label.to_owned(), series.get(self.name))];
         }
-        let mut points = Vec::new();
-        for (index, record) in run.steps.iter().enumerate() {
-            // Updates of several rounds begin at 1 again.
-            let at =
-                if record["round"].is_u64() { Some((index + 1) as f64) } else { position(record) };
-            points.extend(at.zip(self.number(record)));
-        }
-        points
+        let names = series.under(self.name).take(MOST_LINES);
+        names.map(|it| (it.to_owned(), series.get(&format!("{}{it}", self.name)))).collect()
     }
 }
 
-struct Drawn {
+struct Drawn<'a> {
     label: String,
     colour: RGBColor,
     dashed: bool,
-    points: Vec<(f64, f64)>,
+    points: &'a [(f64, f64)],
 }
 
 /// A plot of one or two runs, the second one's lines dashed; nothing where no run has a number for it.
 pub(super) fn svg(chart: &Chart, runs: &[&RunData]) -> Result<Option<String>, Failure> {
     let mut drawn = Vec::new();
     for (index, run) in runs.iter().enumerate() {
-        let lines = chart.lines.iter().map(|line| (line, line.points(run)));
-        for (at, (line, points)) in lines.filter(|(_, points)| !points.is_empty()).enumerate() {
+        let lines = chart.lines.iter().flat_map(|line| line.of(&run.series));
+        for (at, (label, points)) in lines.filter(|(_, points)| !points.is_empty()).enumerate() {
             let label = match runs.len() {
-                1 => line.label.to_owned(),
-                _ => format!("{} ({})", line.label, run.name()),
+                1 => label,
+                _ => format!("{label} ({})", run.name()),
             };
             let colour = COLOURS[at % COLOURS.len()];
             drawn.push(Drawn { label, colour, dashed: index > 0, points });
@@ -222,24 +267,27 @@ pub(super) fn svg(chart: &Chart, runs: &[&RunData]) -> Result<Option<String>, Fa
 }
 
 /// The least and the most of some numbers with a margin, so that a flat line has room around it.
-fn range(numbers: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
+pub(crate) fn range(numbers: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
     let (low, high) = numbers
         .filter(|it| it.is_finite())
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
     if low > high {
         return (0.0, 1.0);
     }
-    let room =
-        ((high - low) * margin).max(if high == low { high.abs().max(1e-9) * 0.5 } else { 0.0 });
+    let room = match (high - low, high.abs()) {
+        (0.0, 0.0) => 0.5,
+        (0.0, size) => size * 0.5,
+        (width, _) => width * margin,
+    };
     (low - room, high + room)
 }
 
 fn draw(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     chart: &Chart,
-    lines: &[Drawn],
+    lines: &[Drawn<'_>],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let points = || lines.iter().flat_map(|line| &line.points);
+    let points = || lines.iter().flat_map(|line| line.points);
     let (left, right) = range(points().map(|(x, _)| *x), 0.0);
     let (low, high) = range(points().map(|(_, y)| *y), 0.05);
     area.fill(&WHITE)?;
@@ -260,7 +308,8 @@ fn draw(
         .x_labels(8)
         .y_labels(6)
         .x_label_formatter(&|x| format!("{x:.0}"))
-        .y_label_formatter(&|y| number(*y))
+        // What is left of steps that add up to nothing.
+        .y_label_formatter(&|y| number(if y.abs() < (high - low) * 1e-9 { 0.0 } else { *y }))
         .label_style(("sans-serif", 11))
         .draw()?;
     for line in lines {
@@ -285,6 +334,7 @@ fn draw(
     }
     context
         .configure_series_labels()
+        .position(legend_place(lines, (left, right), (low, high)))
         .background_style(WHITE.mix(0.8))
         .label_font(("sans-serif", 11))
         .draw()?;
@@ -292,8 +342,33 @@ fn draw(
     Ok(())
 }
 
+/// The corner of a plot in which fewest points lie.
+fn legend_place(lines: &[Drawn<'_>], xs: (f64, f64), ys: (f64, f64)) -> SeriesLabelPosition {
+    let share = |it: f64, (low, high): (f64, f64)| (it - low) / (high - low).max(f64::MIN_POSITIVE);
+    let mut corners = [
+        (0, SeriesLabelPosition::UpperRight),
+        (0, SeriesLabelPosition::UpperLeft),
+        (0, SeriesLabelPosition::LowerRight),
+        (0, SeriesLabelPosition::LowerLeft),
+    ];
+    for (x, y) in lines.iter().flat_map(|line| line.points) {
+        let (x, y) = (share(*x, xs), share(*y, ys));
+        let [upper_right, upper_left, lower_right, lower_left] = &mut corners;
+        let taken = match (x < 0.4, x > 0.6, y < 0.4, y > 0.6) {
+            (_, true, _, true) => upper_right,
+            (true, _, _, true) => upper_left,
+            (_, true, true, _) => lower_right,
+            (true, _, true, _) => lower_left,
+            _ => continue,
+        };
+        taken.0 += 1;
+    }
+    let least = corners.into_iter().min_by_key(|(count, _)| *count);
+    least.map_or(SeriesLabelPosition::UpperRight, |(_, corner)| corner)
+}
+
 /// A number in few characters.
-pub(super) fn number(value: f64) -> String {
+pub(crate) fn number(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 {
         "0".into()
@@ -329,6 +404,7 @@ mod tests {
     fn ranges_have_room_around_a_flat_line_and_survive_what_is_no_number() {
         assert_eq!(range([0.0, 1.0].into_iter(), 0.0), (0.0, 1.0));
         assert_eq!(range([2.0, 2.0].into_iter(), 0.05), (1.0, 3.0));
+        assert_eq!(range([0.0, 0.0].into_iter(), 0.05), (-0.5, 0.5));
         assert_eq!(range([f64::NAN].into_iter(), 0.05), (0.0, 1.0));
     }
 }

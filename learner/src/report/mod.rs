@@ -15,6 +15,7 @@ use std::{
 use terminal::Failure;
 
 pub use self::charts::{CHARTS, Chart, Line};
+pub(crate) use self::charts::{number, range};
 use self::{charts::svg, episodes::Browser, page::page, run::RunData};
 
 /// What to write.
@@ -38,9 +39,16 @@ pub struct ReportOptions {
     pub output: Option<PathBuf>,
     /// What to write.
     pub format: ReportFormat,
-    /// Episodes that can be read in the page.
+    /// Episodes of each run that can be read in the page.
     pub episodes: usize,
+    /// Bytes that they may take, all of them together.
+    pub bytes: usize,
 }
+
+/// The page in a run's directory.
+pub const REPORT: &str = "report.html";
+/// The folder of plots in a run's directory.
+pub const PLOTS: &str = "plots";
 
 /// Writes the report and returns where.
 ///
@@ -53,13 +61,15 @@ pub fn report(options: &ReportOptions) -> Result<PathBuf, Failure> {
     runs.extend(&other);
     match options.format {
         ReportFormat::Html => {
-            let output = options.output.clone().unwrap_or_else(|| options.run.join("report.html"));
-            let browser = Browser::read(&run, options.episodes)?;
-            write(&output, page(&runs, &browser)?.as_bytes())?;
+            let output = options.output.clone().unwrap_or_else(|| options.run.join(REPORT));
+            let each = options.bytes / runs.len();
+            let browsers: Result<Vec<Browser>, Failure> =
+                runs.iter().map(|run| Browser::read(run, options.episodes, each)).collect();
+            write(&output, page(&runs, &browsers?)?.as_bytes())?;
             Ok(output)
         }
         ReportFormat::Svg => {
-            let output = options.output.clone().unwrap_or_else(|| options.run.join("plots"));
+            let output = options.output.clone().unwrap_or_else(|| options.run.join(PLOTS));
             fs::create_dir_all(&output).map_err(|e| cannot_write(&output, &e))?;
             for chart in CHARTS {
                 if let Some(plot) = svg(chart, &runs)? {
@@ -72,7 +82,8 @@ pub fn report(options: &ReportOptions) -> Result<PathBuf, Failure> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    crate::files::write_atomic(path, bytes, false).map_err(Failure::mistake)
+    crate::files::write_atomic(path, bytes, false)
+        .map_err(|error| Failure::Mistake(format!("{error}; name another place with --output")))
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {

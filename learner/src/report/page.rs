@@ -1,17 +1,20 @@
 //! The page: plots, tables and episodes in one file that asks no network for anything.
 
-use std::fmt::Write as _;
+use std::{collections::BTreeMap, fmt::Write as _};
 
-use serde_json::Value;
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use protocol::Digest;
+use serde::Serialize;
+use serde_json::{Value, json};
 use terminal::Failure;
 
 use super::{
     charts::{CHARTS, number, svg},
-    episodes::Browser,
+    episodes::{Browser, Shown},
     run::RunData,
 };
 
-const HEAD: &str = include_str!("page.html");
+const EPISODES: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
@@ -34,43 +37,62 @@ const LEASES: &[(&str, &str)] = &[
     ("cut_off", "actors cut off"),
 ];
 
+/// What the page's script reads.
+#[derive(Serialize)]
+struct Data<'a> {
+    runs: usize,
+    episodes: Vec<&'a Shown>,
+    images: BTreeMap<&'a str, &'a str>,
+}
+
 /// The page of one run, or of two beside each other.
-pub(super) fn page(runs: &[&RunData], browser: &Browser) -> Result<String, Failure> {
+pub(super) fn page(runs: &[&RunData], browsers: &[Browser]) -> Result<String, Failure> {
     let names: Vec<String> = runs.iter().map(|run| escape(&run.name())).collect();
-    let mut body = String::new();
-    heading(&mut body, runs);
-    body.push_str("<section id=\"plots\"><h2>Plots</h2>\n<div class=\"plots\">\n");
+    // Nothing is fetched, and nothing runs but this script, whatever stands in an episode.
+    let script = STANDARD.encode(Digest::of(SCRIPT.as_bytes()).0);
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; \
+         style-src 'unsafe-inline'; script-src 'sha256-{script}'; base-uri 'none'; form-action 'none'\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{} - Rollcall</title>\n\
+         <style>\n{STYLE}</style>\n</head>\n<body>\n",
+        names.join(" and ")
+    );
+    heading(&mut page, runs);
+    let compared = if runs.len() > 1 { " compared" } else { "" };
+    let _ = write!(page, "<section id=\"plots\"><h2>Plots</h2>\n<div class=\"plots{compared}\">\n");
     let mut plots = 0;
     for chart in CHARTS {
         if let Some(plot) = svg(chart, runs)? {
             plots += 1;
-            let _ = writeln!(body, "<figure id=\"plot-{}\">{plot}</figure>", chart.name);
+            let _ = writeln!(page, "<figure id=\"plot-{}\">{plot}</figure>", chart.name);
         }
     }
     if plots == 0 {
-        body.push_str("<p>No step has been made yet.</p>\n");
+        page.push_str("<p>No step has been made yet.</p>\n");
     }
-    body.push_str("</div></section>\n");
-    tables(&mut body, runs);
-    if !browser.episodes.is_empty() {
-        let _ = write!(
-            body,
-            "<section id=\"episodes\"><h2>Episodes</h2>\n<p>{} of {} accepted episodes. Sampled tokens are coloured by \
-             their probability under the policy that sampled them, external ones are grey.</p>\n\
-             <div class=\"browser\"><nav id=\"list\"></nav><article id=\"episode\"></article></div></section>\n",
-            browser.episodes.len(),
-            browser.of
-        );
+    page.push_str("</div></section>\n");
+    tables(&mut page, runs);
+    let shown: usize = browsers.iter().map(|it| it.episodes.len()).sum();
+    let of: usize = browsers.iter().map(|it| it.of).sum();
+    if shown > 0 {
+        let count = format!("{shown} of {of}, spread over the run.");
+        page.push_str(&EPISODES.replace("{count}", &count));
     }
-    let data = serde_json::to_string(browser).map_err(Failure::fault)?;
+    let images = browsers.iter().flat_map(|it| &it.images);
+    let data = Data {
+        runs: runs.len(),
+        episodes: browsers.iter().flat_map(|it| &it.episodes).collect(),
+        images: images.map(|(name, url)| (name.as_str(), url.as_str())).collect(),
+    };
     // The only way out of a script element.
-    let data = data.replace('<', "\\u003c");
-    Ok(HEAD
-        .replace("{title}", &names.join(" and "))
-        .replace("{style}", STYLE)
-        .replace("{script}", SCRIPT)
-        .replace("{body}", &body)
-        .replace("{data}", &data))
+    let data = serde_json::to_string(&data).map_err(Failure::fault)?.replace('<', "\\u003c");
+    let _ = write!(
+        page,
+        "<script type=\"application/json\" id=\"data\">{data}</script>\n<script>{SCRIPT}</script>\n\
+         </body>\n</html>\n"
+    );
+    Ok(page)
 }
 
 fn escape(text: &str) -> String {
@@ -150,6 +172,13 @@ fn tables(body: &mut String, runs: &[&RunData]) {
         let pointer = format!("/{pointer}");
         cells(&|run| run.manifest.pointer(&pointer).cloned().unwrap_or_default())
     };
+    // The manifest has the last word, and the metrics have the last so far.
+    let now = |pointer: &str, name: &str| {
+        cells(&|run| {
+            let written = run.manifest.pointer(&format!("/{pointer}")).filter(|it| !it.is_null());
+            written.cloned().unwrap_or_else(|| json!(run.series.last(name)))
+        })
+    };
     let results: Vec<(String, Vec<String>)> = [
         ("success before", "evaluation/before/success"),
         ("success after", "evaluation/after/success"),
@@ -174,9 +203,24 @@ fn tables(body: &mut String, runs: &[&RunData]) {
     table(body, "Results", runs, &results);
     let leases: Vec<(String, Vec<String>)> = LEASES
         .iter()
-        .map(|(key, name)| ((*name).to_owned(), at(&format!("leases/{key}"))))
+        .map(|(key, name)| {
+            let name_of = format!("leases/{key}");
+            ((*name).to_owned(), now(&name_of, &name_of))
+        })
         .collect();
     table(body, "Leases and actors", runs, &leases);
+    let tests = ["deficit_max", "deficit_mean", "logp_gap_max", "logp_gap_mean"];
+    let bounds: Vec<(String, Vec<String>)> = tests
+        .into_iter()
+        .flat_map(|test| {
+            let most = format!("sampling/{test}");
+            [
+                (format!("{test}, bound"), at(&format!("sampling_bounds/0/bounds/{test}"))),
+                (format!("{test}, most of a step"), cells(&|run| json!(run.most(&most)))),
+            ]
+        })
+        .collect();
+    table(body, "Audit, rung 9: margins", runs, &bounds);
     let rejections: Vec<_> = runs.iter().map(|run| run.rejections()).collect();
     let mut names: Vec<&String> = rejections.iter().flat_map(|it| it.keys()).collect();
     names.sort_unstable();
@@ -184,14 +228,13 @@ fn tables(body: &mut String, runs: &[&RunData]) {
     let refused: Vec<(String, Vec<String>)> = names
         .into_iter()
         .map(|name| {
-            let count = |it: &std::collections::BTreeMap<String, u64>| {
-                it.get(name).copied().unwrap_or_default().to_string()
-            };
+            let count =
+                |it: &BTreeMap<String, u64>| it.get(name).copied().unwrap_or_default().to_string();
             (name.clone(), rejections.iter().map(count).collect())
         })
         .collect();
-    table(body, "Refused by the audit, by reason", runs, &refused);
-    let accepted = |run: &RunData| run.number("leases/accepted").unwrap_or_default() > 0.0;
+    table(body, "Refused by the audit", runs, &refused);
+    let accepted = |run: &RunData| run.series.last("leases/accepted").unwrap_or_default() > 0.0;
     if refused.is_empty() && runs.iter().any(|run| accepted(run)) {
         body.push_str("<p>The audit refused no episode.</p>\n");
     }

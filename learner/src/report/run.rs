@@ -3,81 +3,98 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
 use terminal::Failure;
 
+use crate::{
+    audit::RungName,
+    files::METRICS,
+    scalars::{Growing, Series},
+};
+
+const MANIFEST: &str = "manifest.json";
+/// Longest manifest that is read, in bytes.
+const MAX_MANIFEST: u64 = 1 << 30;
+
 /// A run of any of the trainers.
 #[derive(Debug)]
 pub(super) struct RunData {
     /// Its directory.
     pub(super) path: PathBuf,
-    /// `manifest.json`.
+    /// `manifest.json`; null where there is none yet.
     pub(super) manifest: Value,
-    /// Lines of `metrics.jsonl` that are steps or updates, in order.
-    pub(super) steps: Vec<Value>,
-    /// Those that are evaluations: their step, and the record.
-    pub(super) evaluations: Vec<(f64, Value)>,
+    /// The numbers of `metrics.jsonl`.
+    pub(super) series: Series,
 }
 
 impl RunData {
     /// Reads a run. A last line that is being written is left out.
     ///
     /// # Errors
-    /// The directory holds no run.
+    /// The directory holds no run, or a damaged one: one line.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let manifest = read_manifest(path)?;
-        let metrics = fs::read_to_string(path.join("metrics.jsonl")).unwrap_or_default();
-        let (mut steps, mut evaluations) = (Vec::new(), Vec::new());
-        for line in metrics.lines() {
-            let Ok(line) = serde_json::from_str::<Value>(line) else { continue };
-            match (&line["evaluation"], position(&line)) {
-                (evaluation @ Value::Object(_), _) => {
-                    let step = line["step"].as_f64().unwrap_or_default();
-                    evaluations.push((step, evaluation.clone()));
-                }
-                (_, Some(_)) => steps.push(line),
-                _ => {}
-            }
+        let mut metrics = Growing::new(path.join(METRICS));
+        let wrong = |problem: String| {
+            let file = path.join(METRICS);
+            Failure::Mistake(format!("{}: {problem}", file.display()))
+        };
+        let news = metrics.read().map_err(|error| wrong(format!("{error}; restore the file")))?;
+        if let Some((line, problem)) = news.damaged {
+            return Err(wrong(format!("line {line}: {problem}; restore or remove the line")));
         }
-        Ok(Self { path: path.to_owned(), manifest, steps, evaluations })
+        let mut series = Series::default();
+        news.records.iter().for_each(|record| series.add(record));
+        Ok(Self { path: path.to_owned(), manifest, series })
     }
 
     /// How the run is called on the page.
     pub(super) fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or(self.path.as_os_str());
-        name.to_string_lossy().into_owned()
+        let whole = self.path.canonicalize().unwrap_or_else(|_| self.path.clone());
+        let name = whole.file_name().unwrap_or(whole.as_os_str()).to_string_lossy().into_owned();
+        name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
     }
 
-    /// A number of the manifest by its path, as `leases/accepted`.
-    pub(super) fn number(&self, pointer: &str) -> Option<f64> {
-        self.manifest.pointer(&format!("/{pointer}")).and_then(Value::as_f64)
+    /// The largest number of this name.
+    pub(super) fn most(&self, name: &str) -> Option<f64> {
+        self.series.get(name).iter().map(|(_, number)| *number).reduce(f64::max)
     }
 
-    /// Refused episodes by the rung of the audit that refused them.
+    /// Refused episodes by rung of the audit and reason.
     pub(super) fn rejections(&self) -> BTreeMap<String, u64> {
         let reasons = self.manifest["rejections"].as_object().into_iter().flatten();
-        reasons.filter_map(|(name, count)| Some((name.clone(), count.as_u64()?))).collect()
+        let named = reasons.filter_map(|(code, count)| {
+            let rung = RungName::of(code).map_or("unknown", RungName::name);
+            Some((format!("{rung}: {code}"), count.as_u64()?))
+        });
+        named.collect()
     }
 }
 
 fn read_manifest(path: &Path) -> Result<Value, Failure> {
-    let file = path.join("manifest.json");
-    match fs::read(&file) {
-        Ok(bytes) => serde_json::from_slice(&bytes)
-            .map_err(|e| Failure::Mistake(format!("{}: {e}", file.display()))),
+    let file = path.join(MANIFEST);
+    let wrong = |problem: String| Failure::Mistake(format!("{}: {problem}", file.display()));
+    match fs::metadata(&file) {
+        Ok(found) if !found.is_file() || found.len() > MAX_MANIFEST => {
+            Err(wrong("it is no manifest of a run; name another directory".into()))
+        }
+        Ok(_) => {
+            let bytes = fs::read(&file).map_err(|error| wrong(error.to_string()))?;
+            let manifest: Value = serde_json::from_slice(&bytes)
+                .map_err(|e| wrong(format!("{e}; restore it, or remove it to see the metrics")))?;
+            match manifest {
+                Value::Object(_) => Ok(manifest),
+                _ => Err(wrong("it is no manifest of a run; name another directory".into())),
+            }
+        }
         // Runs on rows write theirs at the end.
-        Err(_) if path.join("metrics.jsonl").is_file() => Ok(Value::Null),
-        Err(error) => Err(Failure::Mistake(format!(
-            "{}: {error}; name the directory that a run was written to",
-            file.display()
-        ))),
+        Err(error) if error.kind() == ErrorKind::NotFound && path.join(METRICS).is_file() => {
+            Ok(Value::Null)
+        }
+        Err(error) => Err(wrong(format!("{error}; name the directory that a run was written to"))),
     }
-}
-
-/// Where a step or an update stands on the axis of a plot.
-pub(super) fn position(line: &Value) -> Option<f64> {
-    line["step"].as_f64().or_else(|| line["update"].as_f64())
 }

@@ -5,12 +5,14 @@ mod accuracy;
 mod example;
 mod format;
 mod images;
+mod metrics;
 
 pub(crate) use accuracy::four_places;
 pub use accuracy::{Accuracy, Tally, teacher_forced_accuracy};
 pub use example::{Example, batches, mine, shared_batch};
 pub use format::{RowFormat, Scored};
 pub use images::{ImageId, Images};
+pub use metrics::MetricsLog;
 
 /// The most memory that this process has had so far, in GiB, where the system tells.
 pub(crate) fn peak_memory_gib() -> Option<f64> {

@@ -9,7 +9,6 @@ pub mod train;
 
 use std::{
     fs,
-    io::Write as _,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -33,14 +32,12 @@ use self::{
     },
 };
 use crate::{
-    checkpoint::{Tables, TrainingCheckpoint, check_ranks, check_settings, cut_back},
+    checkpoint::{Tables, TrainingCheckpoint, check_ranks, check_settings},
     ranks::Ranks,
     recipe::{SftRecipe, Trainable},
-    rows::{Accuracy, Example, peak_memory_gib, teacher_forced_accuracy},
+    rows::{Accuracy, Example, MetricsLog, peak_memory_gib, teacher_forced_accuracy},
     train::update::adamw,
 };
-
-const METRICS: &str = "metrics.jsonl";
 
 /// What the command line adds to the recipe.
 #[derive(Clone, Debug)]
@@ -51,6 +48,8 @@ pub struct SftOptions {
     pub resume: bool,
     /// Where to compute.
     pub device: DeviceChoice,
+    /// Write the metrics for TensorBoard too.
+    pub tensorboard: bool,
 }
 
 /// How a supervised run ended.
@@ -156,10 +155,17 @@ fn train(
         }
     };
     let optimizer = adamw(&recipe.training.optimizer);
-    let mut run = Run { recipe, data, output, decoder, student, optimizer, state, ranks };
+    let metrics = match ranks.leads() {
+        true => Some(MetricsLog::open(output, state.metrics, options.tensorboard)?),
+        false => None,
+    };
+    let mut run = Run { recipe, data, output, decoder, student, optimizer, state, metrics, ranks };
     match &stopped {
         Some(stopped) => run.restore(stopped, progress)?,
-        None => run.state.before = run.measure()?,
+        None => {
+            run.state.before = run.measure()?;
+            run.evaluated(run.state.before)?;
+        }
     }
     let before = run.state.before;
     if let (Measured::Accuracy(accuracy), None) = (before, &stopped) {
@@ -170,7 +176,11 @@ fn train(
     let seconds = started.elapsed().as_secs_f64();
     let after = match trained.measured {
         Some(measured) => measured,
-        None => run.measure()?,
+        None => {
+            let measured = run.measure()?;
+            run.evaluated(measured)?;
+            measured
+        }
     };
     let leads = run.ranks.leads();
     let (checkpoint, sha256) = match leads {
@@ -250,6 +260,8 @@ struct Run<'a> {
     student: Student,
     optimizer: Optimizer,
     state: SftState,
+    /// At rank 0.
+    metrics: Option<MetricsLog>,
     ranks: &'a mut Ranks,
 }
 
@@ -324,11 +336,21 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Writes what the validation rows say into the metrics.
+    fn evaluated(&mut self, measured: Measured) -> Result<(), Failure> {
+        let evaluation = match measured {
+            Measured::Nothing => return Ok(()),
+            Measured::Loss(loss) => json!({"loss": loss}),
+            Measured::Accuracy(accuracy) => json!(accuracy),
+        };
+        let updates = self.state.updates;
+        self.metrics.as_mut().map_or(Ok(()), |it| it.evaluation(&evaluation, updates))
+    }
+
     /// Writes what the run goes on from.
-    fn keep(&mut self, metrics: Option<&fs::File>) -> Result<(), Failure> {
-        let Some(metrics) = metrics else { return Ok(()) };
-        let len = metrics.metadata().map_err(|e| io_fault(&self.output.join(METRICS), &e))?.len();
-        self.state.metrics = len;
+    fn keep(&mut self) -> Result<(), Failure> {
+        let Some(metrics) = &self.metrics else { return Ok(()) };
+        self.state.metrics = metrics.bytes()?;
         let (optimizer, tables) = (&self.optimizer, Tables::new());
         let checkpoint = match &mut self.student {
             Student::Adapter(adapter) => {
@@ -360,15 +382,6 @@ impl Run<'_> {
         };
         let batch = (over_ranks.per_device_train_batch_size as usize)
             .saturating_mul(settings.gradient_accumulation_steps as usize);
-        let path = self.output.join(METRICS);
-        let mut metrics = match self.ranks.leads() {
-            true => {
-                cut_back(&path, self.state.metrics)?;
-                let file = fs::OpenOptions::new().create(true).append(true).open(&path);
-                Some(file.map_err(|e| io_fault(&path, &e))?)
-            }
-            false => None,
-        };
         let mut trained = Trained { interrupted: false, measured: None };
         progress.start("sft", total);
         let (begun, first) = (Instant::now(), self.state.updates);
@@ -415,14 +428,13 @@ impl Run<'_> {
                     eta_seconds: each * (total - updates) as f64,
                     peak_memory_gib: peak_memory_gib(),
                 };
-                let line = serde_json::to_string(&record).map_err(Failure::fault)?;
-                if let Some(metrics) = &mut metrics {
-                    writeln!(metrics, "{line}").map_err(|e| io_fault(&path, &e))?;
+                if let Some(metrics) = &mut self.metrics {
+                    metrics.append(&record)?;
                 }
                 progress.at(updates, &record.line(total), "update", &record);
                 let save_steps = u64::from(settings.save_steps);
                 if save_steps > 0 && updates.is_multiple_of(save_steps) {
-                    self.keep(metrics.as_ref())?;
+                    self.keep()?;
                 }
             }
             // The cut-off epoch of a run that is bounded by updates counts as one.
@@ -430,7 +442,7 @@ impl Run<'_> {
             if data.digits.is_some() && trained.measured.is_none() {
                 trained.measured = Some(self.end_epoch(epoch + 1, progress)?);
             }
-            self.keep(metrics.as_ref())?;
+            self.keep()?;
             if ended {
                 break;
             }
@@ -445,6 +457,7 @@ impl Run<'_> {
         if !self.ranks.leads() {
             return Ok(measured);
         }
+        self.evaluated(measured)?;
         self.save()?;
         if let Measured::Accuracy(accuracy) = measured {
             let valid = Valid { epoch, updates: self.state.updates, accuracy };

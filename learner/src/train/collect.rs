@@ -77,6 +77,16 @@ impl Collector {
         self.intake.balance()
     }
 
+    /// Actors that are connected.
+    pub fn actors(&self) -> usize {
+        self.actors.len()
+    }
+
+    /// How long the audit's threads worked so far, all of them together.
+    pub fn audited(&self) -> Duration {
+        self.audits.worked()
+    }
+
     /// Whether a group was ordered, now or before.
     pub fn knows(&self, group: u64) -> bool {
         self.intake.book().knows(group)

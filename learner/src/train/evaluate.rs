@@ -28,7 +28,7 @@ impl Learner {
     /// Success on the held-out tasks; nothing where the recipe has none.
     ///
     /// # Errors
-    /// As [`Collector::collect`].
+    /// As [`super::collect::Collector::collect`].
     pub fn evaluate(
         &mut self,
         mut files: Option<&mut RunDirectory>,
@@ -72,6 +72,7 @@ impl Learner {
         if let Some(files) = files {
             let record = serde_json::json!({"evaluation": evaluated, "step": self.step});
             files.metrics(&record).map_err(Failure::fault)?;
+            self.collector.metrics().scalars(&record);
             let base = self.base_model();
             files
                 .keep_best(self.step, self.policy_files(&base), &evaluated)
@@ -93,7 +94,7 @@ impl Learner {
     /// examines how their ids were sampled: evidence and the actor's kind of device, by episode.
     ///
     /// # Errors
-    /// As [`Collector::collect`]; a failing device.
+    /// As [`super::collect::Collector::collect`]; a failing device.
     pub fn examine(
         &mut self,
         groups: Range<u64>,

@@ -9,6 +9,7 @@ use std::{
     net::SocketAddr,
     ops::Range,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use policy::{
@@ -76,6 +77,8 @@ pub struct TrainOptions {
     pub lease_ms: u64,
     /// Go on with the run that lies where this one is to be written.
     pub resume: bool,
+    /// Write TensorBoard's event files.
+    pub tensorboard: bool,
     /// Where to serve metrics, if anywhere.
     pub metrics_listen: Option<SocketAddr>,
 }
@@ -113,6 +116,8 @@ pub struct Learner {
     pub(super) before: Option<Evaluated>,
     pub(super) after: Option<Evaluated>,
     pub(super) seconds: f64,
+    /// How long the audit's threads had worked when the last step was made.
+    pub(super) audited: Duration,
 }
 
 /// What a learner starts from.
@@ -232,6 +237,7 @@ impl Learner {
             before: None,
             after: None,
             seconds: 0.0,
+            audited: Duration::ZERO,
             plan,
         };
         match weights {
@@ -324,10 +330,17 @@ impl Learner {
     }
 
     /// Says where the run is computed, and by which bounds it judges.
-    pub fn describe(&self, files: &mut RunDirectory) {
+    ///
+    /// # Errors
+    /// Event files cannot be written.
+    pub fn describe(&self, files: &mut RunDirectory) -> Result<(), Failure> {
         self.collector.log_joins(files.path());
         files.judged_by(&self.judge);
         files.computed_on(&self.options.device.resolve().to_string());
+        match self.options.tensorboard {
+            true => files.write_events().map_err(Failure::fault),
+            false => Ok(()),
+        }
     }
 
     /// Keeps the adapter that the run starts from, and commits that nothing was done yet.

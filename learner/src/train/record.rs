@@ -1,10 +1,15 @@
 //! What a step or an evaluation amounts to, as metrics and as lines for people.
 
-use protocol::{CallKind, PolicyDigest};
+use std::collections::BTreeMap;
+
+use protocol::{CallKind, EpisodeEnd, PolicyDigest};
 use serde::{Deserialize, Serialize};
 
-use super::{intake::CollectedGroup, update::UpdateReport};
-use crate::audit::sampling::Flagged;
+use super::{
+    intake::{CollectCounts, CollectedGroup},
+    update::UpdateReport,
+};
+use crate::audit::{RungName, sampling::Flagged};
 
 /// How well the policy does on held-out tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -47,16 +52,22 @@ pub struct StepRecord {
     pub episodes: usize,
     /// Ids of all its streams, each prompt counted once an episode.
     pub stream_tokens: u64,
-    /// Mean sampled ids of an episode.
-    pub completion_tokens: f64,
+    /// How long they are.
+    #[serde(flatten)]
+    pub completions: Completions,
     /// Share of the tool calls that were malformed.
     pub malformed: f64,
-    /// Seconds of the whole step.
+    /// Seconds of the whole step, the commit left out.
+    #[serde(rename = "step_time")]
     pub seconds: f64,
     /// Of these, until all groups were in and audited.
     pub rollout_seconds: f64,
-    /// Of these, for scoring, backward and optimizer.
+    /// Of these, for scoring, backward, optimizer, and making and keeping the new adapter.
     pub update_seconds: f64,
+    /// Of the update's, for making and keeping the new adapter.
+    pub broadcast_seconds: f64,
+    /// Seconds that the audit's threads worked since the step before, beside everything else.
+    pub audit_seconds: f64,
     /// Sampled ids a second of the rollout.
     pub rollout_tokens_per_second: f64,
     /// Ids through the model a second of the update, prompts of groups once.
@@ -66,6 +77,78 @@ pub struct StepRecord {
     /// What the scoring pass found out about how the ids were sampled; absent where it did not look.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampling: Option<SamplingSummary>,
+    /// Who was there and what came in, since the run began.
+    #[serde(flatten)]
+    pub traffic: Traffic,
+}
+
+/// How long the episodes of a step are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Completions {
+    /// Mean sampled ids of an episode.
+    #[serde(rename = "completions/mean_length")]
+    pub mean_length: f64,
+    /// The fewest.
+    #[serde(rename = "completions/min_length")]
+    pub min_length: usize,
+    /// The most.
+    #[serde(rename = "completions/max_length")]
+    pub max_length: usize,
+    /// Share of episodes whose token budget ran out.
+    #[serde(rename = "completions/clipped_ratio")]
+    pub clipped_ratio: f64,
+    /// Mean turns of an episode.
+    pub turns: f64,
+}
+
+impl Completions {
+    /// Of some episodes.
+    pub fn of(groups: &[CollectedGroup]) -> Self {
+        let rollouts = || groups.iter().flat_map(|group| &group.rollouts);
+        let lengths = || rollouts().map(|it| it.policy_audit.assistant_tokens);
+        let count = rollouts().count().max(1) as f64;
+        let clipped = rollouts().filter(|it| it.episode.end == EpisodeEnd::Length).count();
+        Self {
+            mean_length: lengths().sum::<usize>() as f64 / count,
+            min_length: lengths().min().unwrap_or_default(),
+            max_length: lengths().max().unwrap_or_default(),
+            clipped_ratio: clipped as f64 / count,
+            turns: rollouts().map(|it| it.episode.spans.len()).sum::<usize>() as f64 / count,
+        }
+    }
+}
+
+/// Who plays, and what became of what was played.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Traffic {
+    /// Actors that are connected.
+    pub actors: usize,
+    /// Episodes of the step by the short name of the actor that played them.
+    pub episodes_by_actor: BTreeMap<String, u64>,
+    /// What became of leases, since the run began.
+    pub leases: CollectCounts,
+    /// Episodes that the audit refused, by rung, since the run began.
+    pub rejections: BTreeMap<String, u64>,
+}
+
+impl Traffic {
+    /// Of a step's groups; `refused` is the manifest's count of refusals by reason.
+    pub fn of(
+        groups: &[CollectedGroup],
+        actors: usize,
+        leases: CollectCounts,
+        refused: &BTreeMap<String, u64>,
+    ) -> Self {
+        let mut this = Self { actors, leases, ..Self::default() };
+        for source in groups.iter().flat_map(|group| &group.sources) {
+            *this.episodes_by_actor.entry(source.actor.0.short()).or_default() += 1;
+        }
+        for (code, count) in refused {
+            let rung = RungName::of(code).map_or("unknown", RungName::name);
+            *this.rejections.entry(rung.to_owned()).or_default() += count;
+        }
+        this
+    }
 }
 
 /// The sampling evidence of a step.

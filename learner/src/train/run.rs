@@ -95,7 +95,7 @@ pub fn train(
                 Learner::start(plan, options, Start::Fresh, ranks, runtime, interrupt, progress)?;
             let files = RunDirectory::create(learner.plan()).map_err(Failure::mistake);
             let begun = files.and_then(|mut files| {
-                learner.describe(&mut files);
+                learner.describe(&mut files)?;
                 learner.keep_first(&mut files)?;
                 Ok(files)
             });
@@ -118,8 +118,8 @@ pub fn train(
             let earlier = Start::Earlier(Box::new(Earlier { checkpoint, replayed, journal }));
             let mut learner =
                 Learner::start(plan, options, earlier, ranks, runtime, interrupt, progress)?;
-            learner.describe(&mut files);
-            let result = train_all(&mut learner, &mut files, progress);
+            let described = learner.describe(&mut files);
+            let result = described.and_then(|()| train_all(&mut learner, &mut files, progress));
             learner.part(result)
         }
     }

@@ -15,7 +15,7 @@ use super::{
     follow::share_update,
     intake::CollectedGroup,
     online::{Learner, Recent},
-    record::{SamplingSummary, StepRecord, evaluated},
+    record::{Completions, SamplingSummary, StepRecord, Traffic, evaluated},
     update::{Outcome, Refusal, Student, UpdateGroup, UpdateReport, UpdateSettings, update},
     watcher::Watcher,
 };
@@ -110,8 +110,10 @@ impl Learner {
         let oldest = played.iter().min().copied().unwrap_or_default();
         let staleness = u64::from(self.step).saturating_sub(oldest);
         self.step += 1;
+        let broadcasting = Instant::now();
         let newest = self.broadcast()?;
         files.policy(&newest.manifest, &newest.bytes).map_err(Failure::fault)?;
+        let broadcast_seconds = broadcasting.elapsed().as_secs_f64();
         let update_seconds = updating.elapsed().as_secs_f64();
         let each = groups.iter().zip(&advantages).zip(&flags).zip(&played);
         for (((group, advantages), sampling), policy_step) in each {
@@ -131,6 +133,8 @@ impl Learner {
             .map(|it| it.policy_audit.assistant_tokens)
             .sum();
         let count = advantages.len() as f64;
+        let audited = self.collector.audited();
+        let audit_seconds = (audited - std::mem::replace(&mut self.audited, audited)).as_secs_f64();
         let record = StepRecord {
             step: self.step,
             reward: all.reward,
@@ -146,24 +150,29 @@ impl Learner {
                 .flat_map(|group| &group.rollouts)
                 .map(|it| it.episode.tokens.len() as u64)
                 .sum(),
-            completion_tokens: sampled as f64 / all.episodes.max(1) as f64,
+            completions: Completions::of(&groups),
             malformed: all.malformed,
             seconds: started.elapsed().as_secs_f64(),
             rollout_seconds,
             update_seconds,
+            broadcast_seconds,
+            audit_seconds,
             rollout_tokens_per_second: sampled as f64 / rollout_seconds,
             update_tokens_per_second: report.tokens as f64 / update_seconds,
             policy: sampled_by,
             sampling: SamplingSummary::of(flags.iter().flatten().flatten()),
+            traffic: Traffic::of(
+                &groups,
+                self.collector.actors(),
+                self.collector.counts(),
+                &files.progress().rejections,
+            ),
             update: report,
         };
         files.step(&record, record.update.grad_norm).map_err(Failure::fault)?;
         let metrics = self.collector.metrics();
-        metrics.step(
-            u64::from(record.step),
-            (sampled as u64, record.rollout_tokens_per_second),
-            (record.update.tokens as u64, record.update_tokens_per_second),
-        );
+        metrics.step(u64::from(record.step), sampled as u64, record.update.tokens);
+        metrics.scalars(&serde_json::to_value(&record).map_err(Failure::fault)?);
         for (group, policy_step) in groups.iter().zip(&played) {
             let behind = u64::from(self.step - 1).saturating_sub(*policy_step);
             group.rollouts.iter().for_each(|_| metrics.staleness(behind));

@@ -137,7 +137,7 @@ pub(super) fn metrics(
             ("staleness", staleness as f64),
             ("episodes", tally.episodes as f64),
             ("stream_tokens", tally.stream_tokens as f64),
-            ("completion_tokens", tally.mean(tally.sampled_tokens as f64)),
+            ("completions/mean_length", tally.mean(tally.sampled_tokens as f64)),
             ("malformed", tally.malformed_share()),
         ];
         let wanted: Vec<_> = wanted.into_iter().chain(milestones(tally)).collect();

@@ -160,6 +160,26 @@ fn an_unreadable_field_of_the_manifest_is_named() {
 }
 
 #[test]
+fn code_that_a_run_names_is_not_run_and_the_audit_says_where_it_lay() {
+    let mut bench = Bench::new();
+    let run = Player::finish(&mut bench);
+    let (code, left) = (bench.path("game.py"), bench.path("it ran"));
+    fs::write(&code, format!("open({:?}, 'w')", left.display().to_string())).expect("written");
+    let recipe = bench.path("recipe.json");
+    manifest(&run, |it| {
+        it["settings"]["environment"] = json!({"python": "game:Game"});
+        it["recipe"]["path"] = json!(recipe);
+    });
+    let text = audit(&run).to_string();
+    let folder = code.parent().expect("a folder").display().to_string();
+    let remedy = format!(
+        "its recipe lay in {folder}: to run what is there now, set ROLLCALL_ENVIRONMENTS to that"
+    );
+    assert!(text.contains(&remedy), "{text}");
+    assert!(!left.exists(), "whoever audits has not said that it may");
+}
+
+#[test]
 fn totals_that_were_edited_are_found_by_field() {
     let mut bench = Bench::new();
     let run = Player::finish(&mut bench);

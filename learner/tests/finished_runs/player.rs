@@ -13,7 +13,7 @@ use learner::{
     plan::Plan,
     train::{
         intake::{CollectCounts, CollectedGroup},
-        record::{StepRecord, evaluated},
+        record::{Completions, StepRecord, Traffic, evaluated},
         update::UpdateReport,
     },
 };
@@ -251,7 +251,6 @@ impl Player {
         }
         let all = evaluated(&groups);
         let rollouts = || groups.iter().flat_map(|group| &group.rollouts);
-        let sampled: usize = rollouts().map(|it| it.policy_audit.assistant_tokens).sum();
         let record = StepRecord {
             step: step + 1,
             reward: all.reward,
@@ -264,15 +263,18 @@ impl Player {
             staleness: 0,
             episodes: all.episodes,
             stream_tokens: rollouts().map(|it| it.episode.tokens.len() as u64).sum(),
-            completion_tokens: sampled as f64 / all.episodes as f64,
+            completions: Completions::of(&groups),
             malformed: all.malformed,
             seconds: 1.0,
             rollout_seconds: 0.5,
             update_seconds: 0.5,
+            broadcast_seconds: 0.1,
+            audit_seconds: 0.1,
             rollout_tokens_per_second: 1.0,
             update_tokens_per_second: 1.0,
             policy: played,
             sampling: None,
+            traffic: Traffic::default(),
         };
         self.files.step(&record, 0.5).expect("written");
     }

@@ -168,13 +168,16 @@ pub struct UpdateReport {
     /// `r - 1 - ln r` over token ratios r.
     pub approx_kl: f64,
     /// Share of ratios that were clipped.
+    #[serde(rename = "clip_ratio/region_mean")]
     pub clip_fraction: f64,
     /// Share that was clipped from below.
+    #[serde(rename = "clip_ratio/low_mean")]
     pub clip_fraction_low: f64,
     /// Share that was clipped from above.
+    #[serde(rename = "clip_ratio/high_mean")]
     pub clip_fraction_high: f64,
     /// Share that the dual clip cut; absent without one.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "clip_ratio/dual_mean", skip_serializing_if = "Option::is_none")]
     pub clip_fraction_dual: Option<f64>,
     /// Mean entropy of the scored positions, nats.
     pub entropy: Option<f64>,
