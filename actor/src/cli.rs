@@ -121,7 +121,7 @@ struct JoinArguments {
     patience: u64,
     /// Pass adapters on to other actors, which the learner chooses: listen for them at this IP address and
     /// UDP port, which must be open for the other actors' machines; port 0 takes any free one. They are told
-    /// this address, or for 0.0.0.0 or [::] the one at which the learner sees this actor.
+    /// this address, or for 0.0.0.0 and :: the one at which the learner sees this actor.
     #[arg(long, value_name = "ADDR:PORT", value_parser = relay_address)]
     relay: Option<SocketAddr>,
     /// Serve metrics in the text format of OpenMetrics at http://ADDR/metrics: a port of 127.0.0.1, or
