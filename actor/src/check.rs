@@ -11,6 +11,14 @@ use terminal::{Failure, print_line};
 /// episode of seed 0 shows are written to the folder `images`, where there is one.
 pub(crate) fn run(argument: &str, task: &str, images: Option<&Path>) -> Result<(), Failure> {
     let spec = EnvironmentSpec::from_argument(argument).map_err(Failure::mistake)?;
+    let task = Task {
+        id: "check".into(),
+        prompt: String::new(),
+        fields: task.to_owned(),
+        split: Split::Train,
+    };
+    spec.check_task(&task)
+        .map_err(|e| Failure::Mistake(format!("{e}; give a row's task object with --task")))?;
     let description = spec.describe().map_err(Failure::fault)?;
     print_line(&format!("environment  {} ({})", description.name, description.version));
     print_line(&format!("settings     {}", spec.to_json()));
@@ -22,14 +30,6 @@ pub(crate) fn run(argument: &str, task: &str, images: Option<&Path>) -> Result<(
     for tool in &description.tools {
         print_line(&format!("tool         {}", tool.to_json()));
     }
-    let task = Task {
-        id: "check".into(),
-        prompt: String::new(),
-        fields: task.to_owned(),
-        split: Split::Train,
-    };
-    spec.check_task(&task)
-        .map_err(|e| Failure::Mistake(format!("{e}; give a row's task object with --task")))?;
     if description.answers {
         print_line("answer       the text of a turn without calls");
     }

@@ -1,15 +1,15 @@
-//! `actor join` and `actor check`: arguments, and what each does with them.
+//! The actor's command line: arguments, and what each does with them.
 
 use std::{
     fs::{File, TryLockError},
     io::Read as _,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::{Duration, Instant},
 };
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use environments::{EnvironmentSpec, Limits, text::CUT_MARK};
 use policy::{
     chat::{ChatFormat, ChatOptions, ObservationBound},
@@ -23,14 +23,14 @@ use protocol::{
     ActorEndpoint, ComputeDtype, Hello, Identity, Join, LinkConfig, ModelDigests, Relay, Welcome,
     folder::Disk,
 };
-use terminal::{Failure, metrics_address, serve_metrics};
+use terminal::{Failure, Shell, metrics_address, serve_metrics};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::watch,
 };
 
 use crate::{
-    check,
+    check, examples,
     metrics::{self, Metrics},
     player::Player,
     sample::{self, SampleArguments},
@@ -43,18 +43,17 @@ const LOCK: Duration = Duration::from_secs(15);
 /// Where a join string is looked for that is neither an argument nor in a file.
 const JOIN_VARIABLE: &str = "ROLLCALL_JOIN";
 
+/// What `--version` says after the name.
+static VERSION: LazyLock<String> =
+    LazyLock::new(|| terminal::version(&[("cuda", cfg!(feature = "cuda"))]));
+
 /// Plays tool episodes for a Rollcall learner.
 #[derive(Debug, Parser)]
 #[command(
     name = "actor",
-    version,
-    after_help = "\
-Examples:
-  actor join 'learner.example:7171#…' --model ./Qwen3-0.6B
-  ROLLCALL_JOIN=… actor join --model ./Qwen3-0.6B --device cuda:1 --slots 64
-  actor join --join-file /run/secrets/rollcall-join --model ./Qwen3-0.6B
-  actor join --join-file join --model ./Qwen3-0.6B --relay 0.0.0.0:7272
-  actor check '{\"name\": \"guess\", \"n\": 8}'"
+    display_name = "rollcall",
+    version = VERSION.as_str(),
+    after_help = examples::ACTOR
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -64,10 +63,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Play episodes for a learner until its run is over.
+    #[command(after_help = examples::JOIN)]
     Join(JoinArguments),
     /// Try a policy on prompts, without a learner.
+    #[command(after_help = examples::SAMPLE)]
     Sample(SampleArguments),
     /// Examine an environment: schema, determinism, limits.
+    #[command(after_help = examples::CHECK)]
     Check {
         /// A built-in environment's name, its section as JSON, or a recipe that holds one.
         environment: String,
@@ -77,6 +79,19 @@ enum Command {
         /// A folder to write the images to that an episode shows, as PNG files.
         #[arg(long)]
         images: Option<PathBuf>,
+    },
+    /// Print a shell's completions of this program.
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write this program's manual pages into a folder.
+    #[command(after_help = examples::MAN)]
+    Man {
+        /// The folder, made where it is not there.
+        folder: PathBuf,
     },
 }
 
@@ -144,6 +159,11 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Check { environment, task, images } => {
             check::run(&environment, &task, images.as_deref())
         }
+        Command::Completions { shell } => {
+            terminal::print_completions(Cli::command(), "actor", shell);
+            Ok(())
+        }
+        Command::Man { folder } => terminal::write_manual(Cli::command(), "actor", &folder),
     }
 }
 
@@ -161,7 +181,10 @@ fn join_string(arguments: &JoinArguments) -> Result<Join, Failure> {
     let text = match (&arguments.join, &arguments.join_file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_join(path)
-            .map_err(|e| Failure::Mistake(format!("--join-file {}: {e}", path.display())))?,
+            .map_err(|e| {
+                let remedy = "name the file `join` of the learner's identity directory";
+                Failure::Mistake(format!("--join-file {}: {e}; {remedy}", path.display()))
+            })?,
         (None, None) => std::env::var(JOIN_VARIABLE).map_err(|_| {
             Failure::Mistake(format!(
                 "no join string: give the one that the learner printed as argument, in {JOIN_VARIABLE}, or in --join-file"

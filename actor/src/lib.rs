@@ -5,6 +5,7 @@ mod asks;
 mod check;
 pub mod cli;
 pub mod desk;
+mod examples;
 pub mod metrics;
 pub mod player;
 pub mod sample;

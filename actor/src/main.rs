@@ -2,7 +2,6 @@
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
-use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
 /// Tensors come and go by the thousand: the system's allocator would give their pages back each time.
@@ -18,7 +17,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_target(false)
         .init();
-    match actor::cli::run(actor::cli::Cli::parse()) {
+    match terminal::arguments().and_then(actor::cli::run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

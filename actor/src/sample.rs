@@ -162,8 +162,9 @@ fn conversations(arguments: &SampleArguments) -> Result<Vec<Vec<Value>>, Failure
     let at = |line: usize, problem: &str| {
         Failure::Mistake(format!("{}, line {}: {problem}", path.display(), line + 1))
     };
-    let file = std::fs::File::open(path)
-        .map_err(|e| Failure::Mistake(format!("--prompts {}: {e}", path.display())))?;
+    let file = std::fs::File::open(path).map_err(|e| {
+        Failure::Mistake(format!("--prompts {}: {e}; name a file of prompts", path.display()))
+    })?;
     for (number, line) in BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|e| at(number, &e.to_string()))?;
         if line.trim().is_empty() {

@@ -118,6 +118,62 @@ pub struct Solution {
 }
 
 /// What is played: tools to call, a question to answer, or both.
+///
+/// Games are better written as a [`Simulation`](crate::Simulation), which is made one of these. What lives
+/// outside of this program implements it directly:
+///
+/// ```
+/// use std::collections::BTreeMap;
+///
+/// use environments::{Description, Determinism, Environment, Fault, Reply, Score, ToolSpec};
+/// use protocol::{Split, Task};
+/// use serde_json::{Map, Value, json};
+///
+/// /// A bell that wants to be rung.
+/// struct Bell {
+///     about: Description,
+///     rung: bool,
+/// }
+///
+/// impl Environment for Bell {
+///     fn describe(&self) -> &Description {
+///         &self.about
+///     }
+///
+///     fn reset(&mut self, _: &Task, _seed: u64) -> Result<Option<String>, Fault> {
+///         self.rung = false;
+///         Ok(Some("There is a bell.".into()))
+///     }
+///
+///     fn call(&mut self, _tool: &str, _: &Map<String, Value>) -> Result<Reply, Fault> {
+///         self.rung = true;
+///         Ok(Reply { result: Ok("Ding.".into()), reached: Vec::new(), done: true })
+///     }
+///
+///     fn score(&mut self) -> Result<Score, Fault> {
+///         let reward = if self.rung { 1.0 } else { 0.0 };
+///         Ok(Score { reward, success: self.rung, milestones: BTreeMap::new() })
+///     }
+/// }
+///
+/// let ring = ToolSpec::new("ring", "Rings the bell.", json!({"type": "object", "properties": {}}));
+/// let about = Description {
+///     name: "bell".into(),
+///     version: "1".into(),
+///     tools: vec![ring],
+///     milestones: Vec::new(),
+///     reward_range: 0.0..=1.0,
+///     determinism: Determinism::Deterministic,
+///     images: false,
+///     answers: false,
+/// };
+/// let task = Task { id: "1".into(), prompt: "Ring it.".into(), fields: "{}".into(), split: Split::Train };
+/// let mut bell = Bell { about, rung: false };
+/// bell.reset(&task, 7)?;
+/// bell.call("ring", &Map::new())?;
+/// assert!(bell.score()?.success);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Environment: Send {
     /// What it is.
     fn describe(&self) -> &Description;

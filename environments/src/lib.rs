@@ -17,6 +17,7 @@ pub mod add;
 pub mod allow;
 pub mod arguments;
 pub mod check;
+mod comments;
 pub mod dataset;
 pub mod draws;
 pub mod environment;
@@ -49,6 +50,7 @@ pub mod wordle;
 pub use protocol::CallPermit;
 
 pub use check::{TraceError, check_trace};
+pub use comments::without_comments;
 pub use environment::{Description, Determinism, Environment, Reply, Score, Solution};
 pub use fault::{Fault, Raised};
 pub use fields::SpecError;

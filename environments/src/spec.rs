@@ -18,7 +18,7 @@ use crate::{
     allow,
     draws::Draws,
     fields::{Fields, shown},
-    frames, frozen_lake, guess, mcp, office, openenv, python, recorder, wordle,
+    frames, frozen_lake, guess, mcp, office, openenv, python, recorder, without_comments, wordle,
 };
 
 /// A configured environment that is not open yet. The registry makes one from a recipe's section.
@@ -216,7 +216,9 @@ impl EnvironmentSpec {
         } else {
             std::fs::read_to_string(argument).map_err(|error| wrong(error.to_string()))?
         };
-        let value: Value = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let text = without_comments(text.as_bytes());
+        let value: Value =
+            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         let section = value.get("environment").unwrap_or(&value);
         let file = Path::new(argument).parent().filter(|_| !argument.trim_start().starts_with('{'));
         Self::parse_in(section, file.unwrap_or(Path::new("")))
@@ -443,8 +445,11 @@ mod tests {
     fn a_command_line_gives_a_name_a_section_or_a_file() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("recipe.json");
-        std::fs::write(&path, r#"{"environment": {"name": "office", "level": 2}}"#)
-            .expect("written");
+        std::fs::write(
+            &path,
+            "{\"environment\": // a comment\n {\"name\": \"office\", \"level\": 2}}",
+        )
+        .expect("written");
         for (argument, name) in [
             ("guess", "guess"),
             (r#" {"name": "add"}"#, "add"),

@@ -2,7 +2,6 @@
 
 use std::{io::IsTerminal as _, process::ExitCode};
 
-use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
 /// Tensors come and go by the thousand: the system's allocator would give their pages back each time.
@@ -17,7 +16,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_target(false)
         .init();
-    match learner::cli::run(learner::cli::Cli::parse()) {
+    match terminal::arguments().and_then(learner::cli::run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }

@@ -49,8 +49,9 @@ pub fn run(options: &ScoreOptions) -> Result<(), Failure> {
     };
     let config = ScoreConfig { temperature: options.temperature, ..ScoreConfig::default() };
     let path = &options.data;
-    let file = std::fs::File::open(path)
-        .map_err(|e| Failure::Mistake(format!("--data {}: {e}", path.display())))?;
+    let file = std::fs::File::open(path).map_err(|e| {
+        Failure::Mistake(format!("--data {}: {e}; name a file of JSON lines", path.display()))
+    })?;
     let mut formats = HashMap::new();
     let mut stdout = std::io::stdout().lock();
     for (number, line) in BufReader::new(file).lines().enumerate() {
@@ -59,7 +60,8 @@ pub fn run(options: &ScoreOptions) -> Result<(), Failure> {
         if line.trim().is_empty() {
             continue;
         }
-        let value: Value = serde_json::from_str(&line).map_err(|e| at(e.to_string()))?;
+        let value: Value = serde_json::from_str(&line)
+            .map_err(|e| at(format!("{e}; write one JSON object a line")))?;
         let row = row(&value, options, &mut formats).map_err(at)?;
         let scored = score(&decoder, adapter.as_ref(), &row, &config).map_err(at)?;
         let positions: Vec<usize> =

@@ -483,6 +483,7 @@ fn plans_say_what_would_be_done() {
     let plan = |recipe: &Value| {
         let path = written(dir.path(), recipe);
         learner::plan::describe(&path, Some(&output), &PpoInputs::default())
+            .map(|(plan, _)| plan)
             .map_err(|error| error.to_string())
     };
     let sft = plan(&sft_recipe(0)).expect("valid");
@@ -504,6 +505,6 @@ fn plans_say_what_would_be_done() {
     none["reference"]["path"] = json!(empty.path());
     let error = plan(&none).expect_err("no adapter");
     let says = error.starts_with("reference.path") && error.contains("adapter_config.json");
-    assert!(says && error.ends_with("name a PEFT adapter's directory"), "{error}");
+    assert!(says && error.contains("name a PEFT adapter's directory"), "{error}");
     assert!(!output.exists());
 }

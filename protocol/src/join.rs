@@ -217,7 +217,7 @@ impl FromStr for Join {
             JoinError::Token { got: token.chars().take_while(alphabet).count() }
         };
         let (&format, rest) = bytes.split_first().ok_or_else(damaged)?;
-        if format != FORMAT {
+        if format != FORMAT && bytes.len() >= TOKEN_LEN {
             return Err(JoinError::Format(format));
         }
         let (learner, secret) = rest.split_first_chunk::<32>().ok_or_else(damaged)?;

@@ -1,6 +1,16 @@
 //! How a program ends when it cannot go on: whose fault it is decides the exit status.
 
-use std::{fmt, process::ExitCode};
+use std::{fmt, io, process::ExitCode};
+
+/// What a user can do about a file that cannot be read.
+pub fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "name one that is there",
+        io::ErrorKind::IsADirectory => "name a file",
+        io::ErrorKind::PermissionDenied => "let this user read it",
+        _ => "name another",
+    }
+}
 
 /// Why the program stops.
 #[derive(Debug)]

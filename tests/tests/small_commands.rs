@@ -145,3 +145,61 @@ fn a_data_set_is_drawn_frozen_and_never_overwritten() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(refused.stderr.starts_with("error: environment add draws no tasks"));
 }
+
+#[test]
+fn every_template_makes_a_plan_that_is_explained() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (template, demo) in [("agent", "guess"), ("sft", "guess"), ("vision", "frames")] {
+        let demo = workspace().join("examples").join(demo);
+        let recipe = dir.path().join(format!("{template}.json"));
+        let mut dataset = demo.join("train.jsonl");
+        if template == "sft" {
+            dataset = dir.path().join("sft.jsonl");
+            let row = r#"{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}"#;
+            fs::write(&dataset, row).expect("written");
+        }
+        let mut command = Command::new(&programs().learner);
+        command.args(["init", template]).arg(&recipe);
+        command.arg("--model").arg(demo.join("model")).arg("--dataset").arg(dataset);
+        if template != "sft" {
+            command.arg("--valid").arg(demo.join("eval.jsonl"));
+        }
+        run(&mut command);
+        let planned = run(Command::new(&programs().learner).arg("plan").arg(&recipe));
+        let plan: Value = serde_json::from_str(&planned.stdout).expect("JSON");
+        let estimate = &plan["estimate"];
+        let parts = estimate["learner_memory"]["parts"].as_array().expect("parts");
+        let sum: f64 = parts.iter().filter_map(|part| part["bytes"].as_f64()).sum();
+        let whole = estimate["learner_memory"]["bytes"].as_f64().expect("a number");
+        assert!((sum - whole).abs() < parts.len() as f64, "{estimate}");
+        // The demo's model has 0.2 M weights of 4 bytes, that with a tower 0.4 M.
+        let weights = parts[0]["bytes"].as_f64().expect("a number");
+        assert!((5e5..4e6).contains(&weights), "{estimate}");
+        assert_eq!(estimate["actor_memory"].is_object(), template == "agent", "{estimate}");
+        let explained =
+            run(Command::new(&programs().learner).arg("plan").arg(&recipe).arg("--explain"));
+        for word in ["memory of the learner", "weights", "AdamW", "a step", "operations"] {
+            assert!(explained.stdout.contains(word), "{word}: {}", explained.stdout);
+        }
+    }
+}
+
+#[test]
+fn programs_say_what_they_are_and_write_their_pages() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for (program, name, command) in
+        [(&programs().learner, "learner", "train"), (&programs().actor, "actor", "join")]
+    {
+        let said = run(Command::new(program).arg("--version")).stdout;
+        assert!(said.starts_with("rollcall 0.1.0 (") && said.contains("features: cpu"), "{said}");
+        for shell in ["bash", "zsh", "fish"] {
+            let script = run(Command::new(program).args(["completions", shell])).stdout;
+            assert!(script.contains(name) && script.contains(command), "{shell}: {script}");
+        }
+        run(Command::new(program).arg("man").arg(dir.path()));
+        for page in [format!("{name}.1"), format!("{name}-{command}.1")] {
+            let text = fs::read_to_string(dir.path().join(&page)).expect("a page");
+            assert!(text.contains("Examples"), "{page}");
+        }
+    }
+}

@@ -155,11 +155,12 @@ fn find(module: &str, base: Option<&Path>) -> Result<(PathBuf, PathBuf), SpecErr
     }
     let shown: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     let shown = if shown.is_empty() { "any folder".into() } else { shown.join(", ") };
+    // Only a recipe of this machine's owner has a folder that counts.
+    let beside = if base.is_some() { "put it beside the recipe or " } else { "" };
     Err(SpecError::Module {
         module: module.into(),
         reason: format!(
-            "no file {}.py in {shown}; put it beside the recipe or name its folder in \
-             {FOLDERS_VARIABLE}",
+            "no file {}.py in {shown}; {beside}name its folder in {FOLDERS_VARIABLE}",
             path.display()
         ),
     })

@@ -80,7 +80,7 @@ pub(super) struct NetworkArguments {
     #[arg(long, default_value = "auto")]
     pub(super) device: DeviceChoice,
     /// Address to listen on for actors; port 0 takes any free one.
-    #[arg(long, default_value = "127.0.0.1:0")]
+    #[arg(long, default_value = "127.0.0.1:0", value_parser = listen_address)]
     listen: SocketAddr,
     /// Host name or address in the join string: how actors reach this machine.
     #[arg(long)]
@@ -116,6 +116,10 @@ pub(super) struct NetworkArguments {
     /// ADDRESS:PORT.
     #[arg(long, value_name = "ADDR", value_parser = metrics_address)]
     metrics_listen: Option<SocketAddr>,
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "give ADDRESS:PORT, as 0.0.0.0:7171 or [::]:7171".into())
 }
 
 impl NetworkArguments {

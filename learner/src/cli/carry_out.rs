@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use clap::CommandFactory as _;
 use protocol::Digest;
 use terminal::{Audience, Failure, Interrupt, Progress, print_line};
 
-use super::{Command, table::table};
+use super::{Cli, Command, table::table};
 use crate::{
     dataset::{self, DatasetOptions},
+    init,
     plan::{describe, plan_at, plan_inputs},
     ppo::{self, PpoOptions},
     report::{ReportOptions, report},
@@ -27,6 +29,7 @@ use crate::{
 /// Does what a command says.
 pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Init(options) => init::run(&options),
         Command::Sft { recipe, output, resume, device, no_tensorboard, json, ranks } => {
             let (_runtime, interrupt) = runtime()?;
             let Some(rank) = ranks.rank(&interrupt, device)? else { return Ok(()) };
@@ -117,8 +120,13 @@ pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
             }
             Ok(())
         }
-        Command::Plan { recipe, output, inputs } => {
-            let plan = describe(&recipe, output.as_deref(), &inputs).map_err(Failure::mistake)?;
+        Command::Plan { recipe, output, explain, inputs } => {
+            let (plan, estimate) =
+                describe(&recipe, output.as_deref(), &inputs).map_err(Failure::mistake)?;
+            if explain {
+                print_line(estimate.to_string().trim_end());
+                return Ok(());
+            }
             let text = serde_json::to_string_pretty(&plan).map_err(Failure::fault)?;
             print_line(&text);
             Ok(())
@@ -159,6 +167,11 @@ pub(super) fn carry_out(command: Command) -> Result<(), Failure> {
             print_line(&digest(&path)?.to_string());
             Ok(())
         }
+        Command::Completions { shell } => {
+            terminal::print_completions(Cli::command(), "learner", shell);
+            Ok(())
+        }
+        Command::Man { folder } => terminal::write_manual(Cli::command(), "learner", &folder),
     }
 }
 
@@ -193,8 +206,9 @@ fn digest(path: &Path) -> Result<Digest, Failure> {
         let digests = policy::model::checkpoint_digests(path).map_err(Failure::mistake)?;
         return Ok(digests.all);
     }
-    let bytes =
-        std::fs::read(path).map_err(|e| Failure::Mistake(format!("{}: {e}", path.display())))?;
+    let bytes = std::fs::read(path).map_err(|e| {
+        Failure::Mistake(format!("{}: {e}; name a file or a model directory", path.display()))
+    })?;
     Ok(Digest::of(&bytes))
 }
 

@@ -2,23 +2,35 @@
 
 mod arguments;
 mod carry_out;
+mod examples;
 mod table;
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::LazyLock};
 
 use clap::{Parser, Subcommand};
 use policy::device::DeviceChoice;
 use protocol::Split;
-use terminal::Failure;
+use terminal::{Failure, Shell};
 
 use self::arguments::{NetworkArguments, RankArguments};
 use crate::{
-    ppo::PpoOptions, ranks::in_turn, recipe::PpoInputs, report::ReportFormat, token::TokenCommand,
+    init::InitOptions, ppo::PpoOptions, ranks::in_turn, recipe::PpoInputs, report::ReportFormat,
+    token::TokenCommand,
 };
+
+/// What `--version` says after the name.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    terminal::version(&[("cuda", cfg!(feature = "cuda")), ("nccl", cfg!(feature = "nccl"))])
+});
 
 /// Trains tool-using language policies, and learns from no token that has not answered for itself.
 #[derive(Debug, Parser)]
-#[command(name = "learner", version)]
+#[command(
+    name = "learner",
+    display_name = "rollcall",
+    version = VERSION.as_str(),
+    after_help = examples::LEARNER
+)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -26,7 +38,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Write a commented recipe to start from.
+    #[command(after_help = examples::INIT)]
+    Init(InitOptions),
     /// Supervised fine-tuning on conversations, or on rows of an image, a name and a code.
+    #[command(after_help = examples::SFT)]
     Sft {
         /// The recipe.
         recipe: PathBuf,
@@ -52,6 +68,7 @@ enum Command {
     ///
     /// Goes on from an adapter, and from its optimizer where its directory has optimizer.safetensors, and
     /// holds to a frozen reference adapter. Writes adapter/ and stats.json.
+    #[command(after_help = examples::PPO)]
     Ppo {
         /// The recipe.
         recipe: PathBuf,
@@ -64,6 +81,7 @@ enum Command {
         ranks: RankArguments,
     },
     /// Train online with GRPO, PPO and their kin, on episodes that actors play.
+    #[command(after_help = examples::TRAIN)]
     Train {
         /// The recipe.
         recipe: PathBuf,
@@ -88,6 +106,7 @@ enum Command {
         ranks: RankArguments,
     },
     /// Measure a policy on the recipe's held-out tasks; train nothing.
+    #[command(after_help = examples::EVAL)]
     Eval {
         /// The recipe.
         recipe: PathBuf,
@@ -102,6 +121,7 @@ enum Command {
     },
     /// Measure how far honest episodes are from the learner's own computation, on these devices, and
     /// write bounds for sampling evidence.
+    #[command(after_help = examples::CALIBRATE)]
     Calibrate {
         /// The recipe.
         recipe: PathBuf,
@@ -124,12 +144,16 @@ enum Command {
         network: NetworkArguments,
     },
     /// Validate a recipe and everything that it names, print the plan as JSON, train nothing.
+    #[command(after_help = examples::PLAN)]
     Plan {
         /// The recipe.
         recipe: PathBuf,
         /// Where the run would be written, instead of the recipe's output_dir.
         #[arg(long)]
         output: Option<PathBuf>,
+        /// Say in words what it takes, memory and time, part by part.
+        #[arg(long)]
+        explain: bool,
         #[command(flatten)]
         inputs: PpoInputs,
     },
@@ -138,6 +162,7 @@ enum Command {
     /// Every episode is audited again from the journal's bytes, and everything that the run wrote is
     /// computed again and compared: leases, verdicts, rewards, advantages, evidence, adapters, metrics,
     /// totals.
+    #[command(after_help = examples::AUDIT)]
     Audit {
         /// The run's directory.
         run: PathBuf,
@@ -159,6 +184,7 @@ enum Command {
         json: bool,
     },
     /// Write a run, finished or not, as one page with plots, tables and episodes, or its plots as files.
+    #[command(after_help = examples::REPORT)]
     Report {
         /// The run's directory: of train, sft or ppo.
         run: PathBuf,
@@ -180,6 +206,7 @@ enum Command {
     },
     /// Watch a run: a screen of curves, actors, the last episode and refusals; lines where there is no
     /// terminal. The run may not be there yet, or be over. q or Ctrl-C leaves; NO_COLOR is honoured.
+    #[command(after_help = examples::WATCH)]
     Watch {
         /// The run's directory: of train, sft or ppo.
         run: PathBuf,
@@ -188,6 +215,7 @@ enum Command {
         json: bool,
     },
     /// Print log-probabilities of given ids or conversations as JSON lines.
+    #[command(after_help = examples::SCORE)]
     Score {
         /// The model directory.
         #[arg(long)]
@@ -210,6 +238,7 @@ enum Command {
     },
     /// Write task rows of a built-in environment, or an expert's rows for `learner sft`; prints
     /// the file's path and SHA-256 as recipes freeze it.
+    #[command(after_help = examples::DATASET)]
     Dataset {
         /// A built-in environment's name, its section as JSON, or a recipe that holds one.
         environment: String,
@@ -231,12 +260,26 @@ enum Command {
         output: PathBuf,
     },
     /// The join string of an identity directory, a new secret for it, and actors that are shut out.
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::TOKEN)]
     Token(TokenCommand),
     /// The SHA-256 of a file or model directory as recipes freeze it.
+    #[command(after_help = examples::DIGEST)]
     Digest {
         /// The file or directory.
         path: PathBuf,
+    },
+    /// Print a shell's completions of this program.
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions {
+        /// Which shell.
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write this program's manual pages into a folder.
+    #[command(after_help = examples::MAN)]
+    Man {
+        /// The folder, made where it is not there.
+        folder: PathBuf,
     },
 }
 

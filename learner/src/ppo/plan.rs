@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use policy::model::{Checkpoint, CheckpointDigests};
+use policy::model::{Checkpoint, CheckpointDigests, LoraConfig};
 use protocol::Digest;
 use serde_json::{Value, json};
 
@@ -30,6 +30,8 @@ pub struct PpoPlan {
     pub model: CheckpointDigests,
     /// The checkpoint, its weights not loaded.
     pub checkpoint: Checkpoint,
+    /// The settings of the adapter that is gone on from.
+    pub lora: LoraConfig,
     /// How rows are written.
     pub format: RowFormat,
     /// The rows, or with `rollouts` the tasks.
@@ -67,9 +69,8 @@ impl PpoPlan {
                 .collect()
         })?;
         let checkpoint = open(&recipe.model)?;
-        for adapter in [&recipe.adapter, &recipe.reference] {
-            check_adapter(adapter, &checkpoint)?;
-        }
+        let lora = check_adapter(&recipe.adapter, &checkpoint)?;
+        check_adapter(&recipe.reference, &checkpoint)?;
         let config = checkpoint.config();
         let mut images = Images::of_model(&recipe.model.path, config);
         let format = RowFormat::load(
@@ -97,6 +98,7 @@ impl PpoPlan {
             output,
             model,
             checkpoint,
+            lora,
             format,
             rows,
             examples,
@@ -163,9 +165,11 @@ fn identity(recipe: &PpoRecipe, images: &Images) -> Digest {
 }
 
 /// An adapter's directory is the frozen one, and belongs to the checkpoint as far as its settings tell.
-fn check_adapter(adapter: &Frozen, checkpoint: &Checkpoint) -> Result<(), RecipeError> {
-    adapter.verify_adapter()?.check_fits(checkpoint.config()).map_err(|error| {
+fn check_adapter(adapter: &Frozen, checkpoint: &Checkpoint) -> Result<LoraConfig, RecipeError> {
+    let config = adapter.verify_adapter()?;
+    config.check_fits(checkpoint.config()).map_err(|error| {
         let problem = format!("{} does not fit: {error}", adapter.path.display());
         RecipeError::conflict(&format!("{}.path", adapter.field), problem, "name one of this model")
-    })
+    })?;
+    Ok(config)
 }

@@ -8,6 +8,8 @@ use super::RankError;
 ///
 /// Sums are formed in the order of the ranks, so all ranks get the same bits, and the same ones again
 /// in a run with as many ranks.
+///
+/// `learner/examples/own_collective.rs` is one of threads.
 pub trait Collective: Send {
     /// This rank, from 0.
     fn rank(&self) -> usize;

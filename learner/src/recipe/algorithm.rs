@@ -102,7 +102,7 @@ pub struct ValueSettings {
 }
 
 impl ValueSettings {
-    const KEYS: &'static [&'static str] =
+    pub(super) const KEYS: &'static [&'static str] =
         &["gamma", "lam", "vf_coef", "cliprange_value", "learning_rate"];
 
     fn read(section: &Section<'_>) -> Result<Self, RecipeError> {

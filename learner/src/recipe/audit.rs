@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Frozen, RecipeError, section::Section};
 use crate::audit::sampling::SamplingMode;
 
-const KEYS: &[&str] = &["sampling", "calibration", "quarantine_after"];
+pub(super) const KEYS: &[&str] = &["sampling", "calibration", "quarantine_after"];
 
 /// The section. It decides nothing of what is played, so it is no part of the run's id.
 #[derive(Clone, Debug, PartialEq)]

@@ -73,7 +73,7 @@ fn conversation(line: u64, row: &Map<String, Value>, base: &Path) -> Result<Conv
         }
     }
     if !learned {
-        return Err("messages have no assistant turn: there is nothing to learn".into());
+        return Err("messages have no assistant turn: there is nothing to learn; add one or take the row out".into());
     }
     let tools = match row.get("tools") {
         None | Some(Value::Null) => Vec::new(),

@@ -12,7 +12,7 @@ use super::json::JsonError;
 #[non_exhaustive]
 pub enum RecipeError {
     /// A file could not be read.
-    #[error("{what} {path} cannot be read: {source}", path = .path.display())]
+    #[error("{what} {path} cannot be read: {source}; {}", terminal::remedy(.source), path = .path.display())]
     Read {
         /// Which file, as `recipe` or `dataset.path`.
         what: String,
@@ -22,7 +22,7 @@ pub enum RecipeError {
         source: io::Error,
     },
     /// A recipe that is not JSON.
-    #[error("recipe {path}: {source}", path = .path.display())]
+    #[error("recipe {path}: {source}; mend it there", path = .path.display())]
     Json {
         /// The recipe.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum RecipeError {
         source: JsonError,
     },
     /// A file beyond its bound.
-    #[error("{what} {path} is larger than {limit} bytes", path = .path.display())]
+    #[error("{what} {path} is larger than {limit} bytes: take some of it away", path = .path.display())]
     TooLarge {
         /// Which file.
         what: String,
@@ -80,7 +80,7 @@ pub enum RecipeError {
     Environment(#[from] SpecError),
     /// A frozen file that has changed.
     #[error(
-        "{field}.sha256 is {expected}, and {path} has {found}: restore the file or freeze the new one",
+        "{field}.sha256 is {expected}, and {path} has {found}: restore it or write the new SHA-256 into the recipe",
         path = .path.display()
     )]
     Sha256 {

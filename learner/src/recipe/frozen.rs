@@ -92,7 +92,7 @@ impl Frozen {
     /// It is no such directory, cannot be read, or has another digest.
     pub fn verify_adapter(&self) -> Result<LoraConfig, RecipeError> {
         let wrong = |error: ModelError| {
-            let remedy = "name a PEFT adapter's directory";
+            let remedy = "`learner digest` with that directory prints its sha256";
             RecipeError::conflict(&format!("{}.path", self.field), error.to_string(), remedy)
         };
         let config =

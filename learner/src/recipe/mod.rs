@@ -1,4 +1,4 @@
-//! Recipes: JSON that says what a run is, in full. Every field is checked, unknown keys are refused,
+//! Recipes: JSON with `//` comments that says what a run is, in full. Every field is checked, unknown keys are refused,
 //! and what a run reads is frozen by SHA-256.
 //!
 //! Recipes hold what decides a run. Where and on what it runs (devices, ports, how many actors) is
@@ -39,6 +39,7 @@ pub(crate) use frozen::{check_apart, check_output};
 pub use lora::LoraSettings;
 pub use online::{Evaluation, EvidenceSettings, Recipe};
 pub use optimizer::{LrScheduler, OptimizerSettings};
+pub(crate) use ppo::now;
 pub use ppo::{CodeReward, PpoInputs, PpoRecipe, PpoSettings, RolloutSettings};
 pub use rows::{CodeRow, Columns, PromptTemplate, Sampled, parse_code_rows, read_code_rows};
 pub use sampling::SamplingSettings;
@@ -64,13 +65,13 @@ impl Kind {
     pub fn of(path: &Path) -> Result<Self, RecipeError> {
         let (recipe, _) = online::read_json(path)?;
         let has = |keys: &[&str]| keys.iter().any(|key| recipe.get(key).is_some());
-        Ok(if has(&["rows", "adapter", "rollouts"]) {
+        Ok(if has(&["rows", "rollouts"]) {
             Self::Ppo
         } else if has(&["environment", "evaluation", "reward", "audit", "evidence"]) {
             Self::Online
         } else if has(&["dataset"]) {
             Self::Sft
-        } else if has(&["reference"]) {
+        } else if has(&["adapter", "reference"]) {
             Self::Ppo
         } else {
             Self::Online

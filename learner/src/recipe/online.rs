@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use environments::{Description, Determinism, EnvironmentSpec, SpecError};
+use environments::{Description, Determinism, EnvironmentSpec, SpecError, without_comments};
 use protocol::Digest;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -21,7 +21,7 @@ const MAX_RECIPE: u64 = 1 << 20;
 /// Largest system text and largest JSON section that travels to actors, in bytes.
 pub(super) const MAX_SETTING: usize = 256 << 10;
 
-const KEYS: &[&str] = &[
+pub(super) const KEYS: &[&str] = &[
     "schema_version",
     "model",
     "dataset",
@@ -252,10 +252,10 @@ impl Recipe {
     }
 }
 
-/// Reads a recipe file once: its value and the digest of those bytes.
+/// Reads a recipe file, JSON with comments, once: its value and the digest of its bytes.
 pub(super) fn read_json(path: &Path) -> Result<(Value, Digest), RecipeError> {
     let bytes = read_bounded("recipe", path, MAX_RECIPE)?;
-    let value = json::parse(&bytes)
+    let value = json::parse(&without_comments(&bytes))
         .map_err(|source| RecipeError::Json { path: path.to_owned(), source })?;
     Ok((value, Digest::of(&bytes)))
 }

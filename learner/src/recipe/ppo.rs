@@ -327,8 +327,11 @@ impl PpoRecipe {
     }
 }
 
-/// A file or directory that the command line names, as it is now.
-fn now(key: &str, path: &Path) -> Result<Frozen, RecipeError> {
+/// A file or directory that the command line names by `--key`, as it is now.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn now(key: &str, path: &Path) -> Result<Frozen, RecipeError> {
     let field = format!("--{key}");
     let sha256 = if path.is_dir() {
         checkpoint_digests(path)

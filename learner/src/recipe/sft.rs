@@ -12,7 +12,7 @@ use super::{
     section::Section,
 };
 
-const KEYS: &[&str] = &[
+pub(super) const KEYS: &[&str] = &[
     "schema_version",
     "model",
     "dataset",
@@ -94,7 +94,7 @@ pub struct SftSettings {
     pub save_steps: u32,
 }
 
-const TRAINING_KEYS: &[&str] = &[
+pub(super) const TRAINING_KEYS: &[&str] = &[
     "num_train_epochs",
     "max_steps",
     "max_updates",

@@ -165,7 +165,8 @@ impl Images {
             fs::File::open(path)?.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
             Ok::<_, std::io::Error>(bytes)
         };
-        let bytes = read().map_err(|error| at(error.to_string()))?;
+        let bytes = read()
+            .map_err(|error| at(format!("{error}; name it as it lies from the file of rows")))?;
         if bytes.len() as u64 > MAX_FILE {
             return Err(at(format!("it is larger than {MAX_FILE} bytes")));
         }

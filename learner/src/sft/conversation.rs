@@ -18,7 +18,7 @@ pub enum ConversationError {
     #[error(transparent)]
     Chat(#[from] ChatError),
     /// No assistant message.
-    #[error("messages: no message has the role assistant, so there is nothing to learn")]
+    #[error("messages: no message has the role assistant, so there is nothing to learn; add one")]
     NoAssistant,
     /// The first message is the assistant's.
     #[error("messages: an assistant message needs a message before it")]

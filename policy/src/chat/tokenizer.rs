@@ -65,7 +65,9 @@ impl ChatTokenizer {
     pub fn load(dir: &Path, config: &Map<String, Value>) -> Result<Self, ChatError> {
         let path = dir.join("tokenizer.json");
         let bad = |detail: String| ChatError::File { path: path.clone(), detail };
-        let size = fs::metadata(&path).map_err(|error| bad(error.to_string()))?.len();
+        let size = fs::metadata(&path)
+            .map_err(|error| bad(format!("{error}; copy it from the model's own repository")))?
+            .len();
         if size > MAX_FILE {
             return Err(bad(format!("{size} bytes are more than the {MAX_FILE} allowed")));
         }

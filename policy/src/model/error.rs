@@ -1,6 +1,6 @@
 //! What can go wrong with a model's files and inputs, each as one line: what, where, remedy.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The architectures that this crate runs.
 pub const ARCHITECTURES: &[&str] = &[
@@ -14,7 +14,7 @@ pub const ARCHITECTURES: &[&str] = &[
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// A file cannot be read or written.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("{path}: {source}{}", remedy(path, source), path = path.display())]
     Io {
         /// The file.
         path: PathBuf,
@@ -97,6 +97,19 @@ pub enum ModelError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+}
+
+/// What to do about a file of a checkpoint or adapter that is not there.
+fn remedy(path: &Path, source: &std::io::Error) -> &'static str {
+    if source.kind() != std::io::ErrorKind::NotFound {
+        return "";
+    }
+    match path.file_name().and_then(|name| name.to_str()) {
+        Some("adapter_config.json" | "adapter_model.safetensors") => {
+            "; name a PEFT adapter's directory, as learner sft writes one"
+        }
+        _ => "; name a Hugging Face directory with config.json, tokenizer.json and *.safetensors",
+    }
 }
 
 impl ModelError {

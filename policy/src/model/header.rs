@@ -89,7 +89,7 @@ pub(crate) fn file_entries(path: &Path) -> Result<BTreeMap<String, Entry>, Model
     let header = u64::from_le_bytes(size);
     if header > HEADER_LIMIT || header.saturating_add(8) > len {
         return Err(wrong(format!(
-            "a header of {header} bytes does not fit a file of {len} bytes"
+            "a header of {header} bytes does not fit a file of {len} bytes: it is cut short or damaged; copy it again"
         )));
     }
     let mut bytes = Vec::new();

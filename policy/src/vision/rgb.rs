@@ -58,7 +58,7 @@ impl Rgb {
         let image = match bytes {
             [0x89, b'P', b'N', b'G', ..] => png(bytes),
             [0xff, 0xd8, 0xff, ..] => jpeg(bytes),
-            _ => Err(wrong("neither a PNG nor a JPEG file")),
+            _ => Err(wrong("neither a PNG nor a JPEG file; convert it")),
         }?;
         image.check()?;
         Ok(image)

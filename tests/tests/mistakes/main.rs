@@ -1,5 +1,7 @@
 //! What a person can get wrong gets one clear line and exit status 2.
 
+mod table;
+
 use std::{fs, path::Path, process::Command};
 
 use serde_json::json;

@@ -1,28 +1,30 @@
 //! A recipe with everything that it names read, checked and hashed: what a run starts from.
 
+mod derived;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use environments::{Description, Determinism, Recorder, ToolSpec, text::CUT_MARK};
+use burn::tensor::DType;
+use environments::{Description, Determinism, ToolSpec, text::CUT_MARK};
 use policy::{
     chat::{ChatError, ChatFormat, ChatOptions, ObservationBound},
-    model::{Checkpoint, CheckpointDigests},
-    vision::{NoImages, PromptImages, episode_prompt},
+    model::{Checkpoint, CheckpointDigests, LoadDtype, ModelConfig},
+    vision::{NoImages, PromptImages},
 };
-use protocol::{
-    ComputeDtype, Image, Lease, LeaseId, NoiseKey, PolicyDigest, RunId, RunSettings, Split,
-};
+use protocol::{ComputeDtype, RunId, RunSettings, Split};
 use serde_json::{Value, json};
 
+use self::derived::derive;
 use crate::{
     audit::{
         AuditTerms,
         sampling::{Calibration, PairId, SamplingBounds, SamplingJudge, SamplingMode},
     },
-    curriculum::episode_seed,
+    estimate::Estimate,
     files::{
         DatasetRecord, Derived, EnvironmentRecord, FileRecord, Manifest, ModelRecord, ParserRecord,
         PolicyFormat, Status, dependency_versions,
@@ -33,12 +35,8 @@ use crate::{
         check_disjoint, read_tasks, run_id,
     },
     reward::{RewardProtocol, Rewards},
-    sft::plan::SftPlan,
+    sft::{load_dtype, plan::SftPlan},
 };
-
-/// Prompts that are rendered to find out how long they are; of a larger data set, so many evenly
-/// spread.
-const RENDERED: usize = 256;
 
 /// What bounds the reading of tool calls in this release.
 pub(crate) const PARSER: ParserRecord = ParserRecord {
@@ -58,10 +56,10 @@ pub struct Plan {
     pub model: CheckpointDigests,
     /// Ids that the model has.
     pub vocabulary: u32,
-    /// Family of the model.
-    pub architecture: &'static str,
-    /// Its longest sequence, in ids.
-    pub max_positions: usize,
+    /// The model's shape.
+    pub shape: ModelConfig,
+    /// Bytes of a weight in memory.
+    pub weight_bytes: usize,
     /// How conversations become ids.
     pub format: Arc<ChatFormat>,
     /// What the checkpoint makes of images, where the environment shows some.
@@ -80,7 +78,7 @@ pub struct Plan {
     pub derived: Derived,
 }
 
-/// The plan of a recipe of any kind as JSON: what `learner plan` prints.
+/// The plan of a recipe of any kind as JSON, and what it takes: what `learner plan` prints.
 ///
 /// # Errors
 /// As [`plan`].
@@ -88,12 +86,25 @@ pub fn describe(
     path: &Path,
     output: Option<&Path>,
     inputs: &PpoInputs,
-) -> Result<Value, RecipeError> {
-    match Kind::of(path)? {
-        Kind::Online => Ok(json!(plan(path, output)?.manifest())),
-        Kind::Sft => Ok(SftPlan::read(path, output, false)?.manifest()),
-        Kind::Ppo => Ok(PpoPlan::read(path, inputs, output, false)?.manifest()),
+) -> Result<(Value, Estimate), RecipeError> {
+    let (mut plan, estimate) = match Kind::of(path)? {
+        Kind::Online => {
+            let plan = plan(path, output)?;
+            (json!(plan.manifest()), Estimate::online(&plan))
+        }
+        Kind::Sft => {
+            let plan = SftPlan::read(path, output, false)?;
+            (plan.manifest(), Estimate::sft(&plan))
+        }
+        Kind::Ppo => {
+            let plan = PpoPlan::read(path, inputs, output, false)?;
+            (plan.manifest(), Estimate::ppo(&plan))
+        }
+    };
+    if let Some(plan) = plan.as_object_mut() {
+        plan.insert("estimate".into(), estimate.to_json());
     }
+    Ok((plan, estimate))
 }
 
 /// Reads and checks everything that a recipe names, and trains nothing. `output` replaces the
@@ -207,8 +218,8 @@ pub fn plan_inputs(path: &Path) -> Result<Plan, RecipeError> {
         run,
         model,
         vocabulary: u32::try_from(config.vocab).unwrap_or(u32::MAX),
-        architecture: config.architecture.name(),
-        max_positions: config.max_positions,
+        shape: config.clone(),
+        weight_bytes: weight_bytes(&checkpoint, recipe.training.compute_dtype),
         format,
         images,
         environment,
@@ -299,9 +310,9 @@ impl Plan {
                 path: recipe.model.path.clone(),
                 sha256: self.model.all,
                 weights_sha256: self.model.weights,
-                architecture: self.architecture.into(),
+                architecture: self.shape.architecture.name().into(),
                 vocabulary: self.vocabulary,
-                max_positions: self.max_positions,
+                max_positions: self.shape.max_positions,
             },
             dataset: dataset(&recipe.dataset, &self.train),
             evaluation_dataset: recipe
@@ -329,6 +340,14 @@ impl Plan {
             versions: dependency_versions(),
             progress: None,
         }
+    }
+}
+
+/// Bytes of a weight in memory.
+pub(crate) fn weight_bytes(checkpoint: &Checkpoint, dtype: ComputeDtype) -> usize {
+    match load_dtype(dtype) {
+        LoadDtype::F32 => DType::F32.size(),
+        LoadDtype::File => checkpoint.file_dtype().size(),
     }
 }
 
@@ -436,75 +455,4 @@ pub(crate) fn chat_format(recipe: &Recipe, tools: &[ToolSpec]) -> Result<ChatFor
         ),
         other => RecipeError::Model { path: recipe.model.path.clone(), problem: other.to_string() },
     })
-}
-
-fn derive(
-    recipe: &Recipe,
-    run: RunId,
-    reader: (&ChatFormat, Option<&PromptImages>),
-    train: &[TaskRow],
-    eval: &[TaskRow],
-) -> Result<Derived, RecipeError> {
-    let training = &recipe.training;
-    let rows: Vec<&TaskRow> = train.iter().chain(eval).collect();
-    let stride = rows.len().div_ceil(RENDERED).max(1);
-    let mut longest_prompt_tokens = 0;
-    let mut prompts_rendered = 0;
-    for row in rows.iter().step_by(stride) {
-        let length = prompt_length(recipe, run, reader, row).map_err(|problem| {
-            RecipeError::conflict(
-                "dataset",
-                format!("task {:?} cannot be started: {problem}", row.task.id),
-                "mend the row",
-            )
-        })?;
-        longest_prompt_tokens = length.max(longest_prompt_tokens);
-        prompts_rendered += 1;
-    }
-    let groups_per_step = training.groups_per_step();
-    let rollouts_per_step = u64::from(groups_per_step) * u64::from(training.num_generations);
-    let completion = training.max_completion_length;
-    let groups = f64::from(groups_per_step) * f64::from(training.max_steps);
-    Ok(Derived {
-        groups_per_step,
-        rollouts_per_step,
-        rollouts: rollouts_per_step * u64::from(training.max_steps),
-        epochs: groups / train.len().max(1) as f64,
-        rollouts_per_evaluation: recipe
-            .evaluation
-            .as_ref()
-            .map_or(0, |it| u64::from(it.num_generations) * eval.len() as u64),
-        longest_prompt_tokens,
-        prompts_rendered,
-        longest_episode_tokens: longest_prompt_tokens + completion as usize,
-        sampled_tokens_per_step: rollouts_per_step * u64::from(completion),
-    })
-}
-
-/// Resets the environment as the first group of a row would and renders the prompt.
-fn prompt_length(
-    recipe: &Recipe,
-    run: RunId,
-    (format, images): (&ChatFormat, Option<&PromptImages>),
-    row: &TaskRow,
-) -> Result<usize, String> {
-    let id = LeaseId { group: 0, generation: 0 };
-    let lease = Lease {
-        run,
-        id,
-        attempt: 0,
-        task: row.task.clone(),
-        seed: episode_seed(run, row, 0),
-        noise_key: NoiseKey::derive(&run, id),
-        policy: PolicyDigest(recipe.sha256),
-        sampling: recipe.training.sampling(),
-        deadline_ms: 0,
-    };
-    let environment = recipe.environment.open().map_err(|fault| fault.to_string())?;
-    let recorder = Recorder::reset(environment, &lease, recipe.environment.limits())
-        .map_err(|fault| fault.to_string())?;
-    let shown: Vec<&Image> = recorder.images().iter().collect();
-    let prompt = episode_prompt(format, images, &row.task.prompt, recorder.reset_text(), &shown)
-        .map_err(|error| error.to_string())?;
-    Ok(prompt.len())
 }
