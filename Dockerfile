@@ -2,12 +2,8 @@
 #
 #   docker build --build-arg COMMIT="$(git rev-parse --short=10 HEAD)" --tag rollcall .
 #   docker run --rm --gpus all --volume "$PWD:/work" rollcall learner plan recipe.json
-FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS build
-RUN apt-get update && apt-get install --yes --no-install-recommends build-essential ca-certificates curl git \
-    && rm -rf /var/lib/apt/lists/*
-RUN curl --proto '=https' --tlsv1.2 --fail --silent --show-error https://sh.rustup.rs \
-    | sh -s -- -y --profile minimal --default-toolchain 1.95.0
-ENV PATH=/root/.cargo/bin:$PATH
+# The compiler needs no toolkit: everything of CUDA is opened at run time.
+FROM rust:1.95-bookworm AS build
 WORKDIR /source
 COPY . .
 # The version line names it; .git stays outside of the image.
