@@ -286,6 +286,8 @@ async fn play(
     let asked = leaving.asked.clone();
     let mut free = None;
     let mut draining = false;
+    // The learner knows of it: whatever it granted has come.
+    let mut known = false;
     loop {
         let (episodes, bytes) = rollout.desk.unacknowledged();
         rollout.metrics.holds(rollout.desk.in_hand().count(), episodes, bytes);
@@ -299,7 +301,7 @@ async fn play(
                 return Ok(End::Lost(error));
             }
         }
-        if draining && rollout.desk.is_clear() {
+        if known && rollout.desk.is_clear() {
             return Ok(End::Left);
         }
         let now = rollout.desk.free();
@@ -323,6 +325,7 @@ async fn play(
                     }
                 }
                 Ok(FromLearner::Finish { reason }) => return Ok(End::Finished(reason)),
+                Ok(FromLearner::Revoke(leases)) if leases.is_empty() => known = draining,
                 Ok(message) => rollout.hear(message)?,
                 Err(error) => return Ok(End::Lost(error)),
             },

@@ -274,7 +274,8 @@ pub enum FromLearner {
         /// What became of it.
         outcome: AckOutcome,
     },
-    /// Stop playing these; nothing needs to be sent for them.
+    /// Stop playing these; nothing needs to be sent for them. An empty list answers [`FromActor::Drain`]:
+    /// nothing is granted after it.
     Revoke(Vec<LeaseAttempt>),
     /// Fetch adapters from that actor before asking the learner; from the learner alone where there is none.
     Parent(Option<Parent>),

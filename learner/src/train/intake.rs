@@ -303,6 +303,8 @@ impl Intake {
                 info!(actor = %actor.0.short(), "drains");
                 if let Some(seat) = self.seats.get_mut(&actor) {
                     seat.draining = true;
+                    // What was granted before is on its way before this.
+                    self.due.push(Effect::Say(actor, FromLearner::Revoke(Vec::new())));
                 }
             }
             // Who fetches from whom is settled by the links.

@@ -116,6 +116,8 @@ struct SimActor {
     life: u64,
     alive: bool,
     leaving: bool,
+    /// The learner knows that it leaves, on this link.
+    drained: bool,
     left: bool,
     session: ActorSession,
     desk: Option<Desk>,
@@ -181,6 +183,7 @@ impl World {
             life: 0,
             alive: false,
             leaving: false,
+            drained: false,
             left: false,
             session: ActorSession::new(),
             desk: None,
@@ -558,6 +561,7 @@ impl World {
         let Some(desk) = &mut it.desk else { return Ok(()) };
         let play = match it.session.receive(epoch, received).map_err(|e| e.to_string())? {
             ActorEvent::Welcome(_) => {
+                it.drained = false;
                 if it.leaving {
                     self.say(actor, &FromActor::Drain);
                 }
@@ -573,6 +577,7 @@ impl World {
                 again.into_iter().collect()
             }
             ActorEvent::Message(FromLearner::Revoke(leases)) => {
+                it.drained |= it.leaving && leases.is_empty();
                 for lease in leases {
                     if desk.revoked(lease) {
                         it.playing.remove(&lease.id);
@@ -654,7 +659,7 @@ impl World {
             self.say(actor, &ready);
         }
         let it = &mut self.actors[actor];
-        if it.leaving && !it.left && it.desk.as_ref().is_some_and(Desk::is_clear) {
+        if it.drained && !it.left && it.desk.as_ref().is_some_and(Desk::is_clear) {
             self.stats.left += 1;
             self.say(actor, &FromActor::Leave { returned: Vec::new() });
             let it = &mut self.actors[actor];
