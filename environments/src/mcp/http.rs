@@ -93,7 +93,12 @@ impl Endpoint {
     /// # Errors
     /// The token is not there, or there are no certificates to trust.
     pub(super) fn connect(&self, place: &str, seed: &str) -> Result<Connection, String> {
-        let agent = self.agent.get_or_init(|| agent(self.url.starts_with("https:"))).clone()?;
+        let agent = self
+            .agent
+            .get_or_init(|| {
+                agent(self.url.get(..6).is_some_and(|it| it.eq_ignore_ascii_case("https:")))
+            })
+            .clone()?;
         let mut authorization = None;
         if let Some(name) = &self.token {
             let wrong = |how: &str| {

@@ -19,6 +19,7 @@ mod atomic;
 mod checkpoint;
 mod evidence;
 mod jsonl;
+mod lock;
 mod manifest;
 mod policies;
 mod rejected;
@@ -38,6 +39,7 @@ pub use evidence::{
     evidence_line, messages, verify_evidence,
 };
 pub use jsonl::JsonLines;
+pub use lock::RunLock;
 pub use manifest::{
     AdapterRecord, BestAdapter, DatasetRecord, Derived, DeviceBounds, EnvironmentRecord,
     EvidenceRecord, FailureRecord, FileRecord, GroupRecord, HostRecord, Manifest, ModelRecord,

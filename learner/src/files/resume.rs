@@ -100,7 +100,7 @@ pub struct Resumed {
     pub replayed: Replayed,
 }
 
-fn refused(path: &Path, problem: impl Into<String>) -> FileError {
+pub(super) fn refused(path: &Path, problem: impl Into<String>) -> FileError {
     FileError::Damaged { path: path.to_owned(), line: None, problem: problem.into() }
 }
 
@@ -313,6 +313,7 @@ impl RunDirectory {
         manifest.policy_format.files = tokenizer_files(&path.join(TOKENIZER))?;
         manifest.status = Status::Running;
         let mut files = Self {
+            lock: None,
             manifest,
             progress: checkpoint.state.progress.clone(),
             evidence,

@@ -18,7 +18,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Checkpoints, DeviceBounds, EvidenceLog, EvidenceRecord, EvidenceRow, FailureRecord, FileError,
     FileRecord, GroupRecord, HostRecord, JsonLines, Manifest, PolicyStore, PolicyVersion,
-    Progressed, SamplingRecord, Status, program_sha256, utc_now, write_atomic,
+    Progressed, RunLock, SamplingRecord, Status, program_sha256, utc_now, write_atomic,
 };
 use crate::{
     audit::{
@@ -88,6 +88,9 @@ pub struct EpisodeContext<'a> {
 #[derive(Debug)]
 pub struct RunDirectory {
     pub(super) path: PathBuf,
+    /// Whoever goes on with a run holds it already.
+    #[expect(dead_code, reason = "it is held")]
+    pub(super) lock: Option<RunLock>,
     pub(super) manifest: Manifest,
     pub(super) progress: Progressed,
     pub(super) evidence: EvidenceLog,
@@ -119,6 +122,7 @@ impl RunDirectory {
             fs::create_dir_all(parent).map_err(FileError::io("create", parent))?;
         }
         fs::create_dir(&path).map_err(FileError::io("create", &path))?;
+        let lock = RunLock::of(&path)?;
         let tokenizer = copy_tokenizer(&plan.recipe.model.path, &path.join(TOKENIZER))?;
         let mut progress = Progressed {
             started_at: Some(utc_now()),
@@ -127,6 +131,7 @@ impl RunDirectory {
         };
         progress.task_coverage.training_pool_rows = plan.train.len();
         let mut this = Self {
+            lock,
             manifest: plan.manifest(),
             progress,
             evidence: EvidenceLog::create(path.join(EVIDENCE), &plan.run)?,

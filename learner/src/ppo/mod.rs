@@ -32,6 +32,7 @@ use self::{
 };
 use crate::{
     checkpoint::{Tables, TrainingCheckpoint},
+    files::RunLock,
     ranks::Ranks,
     recipe::{PpoInputs, PpoSettings, RolloutSettings, Sampled},
     rows::{Accuracy, Example, Images, MetricsLog, peak_memory_gib},
@@ -109,6 +110,10 @@ fn train(
     ranks: &mut Ranks,
 ) -> Result<PpoSummary, Failure> {
     let images = std::mem::replace(&mut plan.images, Images::none());
+    let mut lock = match ranks.leads() {
+        true => RunLock::of(&plan.output).map_err(Failure::mistake)?,
+        false => None,
+    };
     let stopped = match options.resume {
         true => TrainingCheckpoint::read(&plan.output, ranks)?,
         false => None,
@@ -144,6 +149,9 @@ fn train(
     if ranks.leads() {
         fs::create_dir_all(&plan.output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", plan.output.display())))?;
+        if lock.is_none() {
+            lock = RunLock::of(&plan.output).map_err(Failure::mistake)?;
+        }
         metrics = Some(MetricsLog::open(&plan.output, state.metrics, !options.no_tensorboard)?);
     }
     let mut run =
@@ -190,6 +198,7 @@ fn train(
     if run.ranks.leads() {
         run.write_manifest(&summary)?;
     }
+    drop(lock);
     Ok(summary)
 }
 

@@ -266,10 +266,13 @@ pub(super) fn svg(chart: &Chart, runs: &[&RunData]) -> Result<Option<String>, Fa
     Ok(Some(text))
 }
 
+/// Beyond this a number is not drawn: the width of an axis must be a number too.
+const MOST: f64 = 1e300;
+
 /// The least and the most of some numbers with a margin, so that a flat line has room around it.
 pub(crate) fn range(numbers: impl Iterator<Item = f64>, margin: f64) -> (f64, f64) {
     let (low, high) = numbers
-        .filter(|it| it.is_finite())
+        .filter(|it| it.abs() <= MOST)
         .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), it| (low.min(it), high.max(it)));
     if low > high {
         return (0.0, 1.0);
@@ -314,7 +317,8 @@ fn draw(
         .draw()?;
     for line in lines {
         let style = line.colour.stroke_width(2);
-        let points = line.points.iter().copied().filter(|(_, y)| y.is_finite());
+        let points =
+            line.points.iter().copied().filter(|(x, y)| x.abs() <= MOST && y.abs() <= MOST);
         let colour = line.colour;
         let legend =
             move |(x, y)| PathElement::new(vec![(x, y), (x + 14, y)], colour.stroke_width(2));

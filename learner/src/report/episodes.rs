@@ -146,7 +146,7 @@ impl Browser {
             images.extend(self.picture(digest, || Rgb::from(image).to_png().ok()));
         }
         let Value::Object(mut fields) = evidence else {
-            return Shown { run: run.name(), row: Value::Null, turns, images };
+            return Shown { run: run.name(), row: Value::Object(Map::new()), turns, images };
         };
         let messages = fields.remove("messages");
         fields.retain(|name, _| SHOWN.contains(&name.as_str()));

@@ -17,6 +17,7 @@ function colour(logp) {
 }
 
 const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+const list = (value) => (Array.isArray(value) ? value.filter((it) => it !== null && typeof it === "object") : []);
 const short = (number) => (typeof number === "number" ? String(Math.round(number * 1e4) / 1e4) : "-");
 
 function tokens(turns) {
@@ -56,10 +57,10 @@ function played(episode) {
   const worth = [["training reward", row.training_reward], ["components", row.reward_components], ["advantage", row.advantage],
     ["end", row.end], ["score", row.score], ["sampling evidence", row.sampling], ["policy", row.policy_version],
     ["seed", row.episode_seed], ["lease", row.lease]];
-  const calls = (row.trace || []).map((call) => [`${call.turn}.${call.call}`, element("span", { className: ["Ok", "Answer"].includes(call.kind) ? "" : "bad" },
-    String(call.kind)), String(call.tool), pre(call.arguments), pre(call.observation), (call.milestones || []).join(", "), call.done ? "done" : ""]);
+  const calls = list(row.trace).map((call) => [`${call.turn}.${call.call}`, element("span", { className: ["Ok", "Answer"].includes(call.kind) ? "" : "bad" },
+    String(call.kind)), String(call.tool), pre(call.arguments), pre(call.observation), [].concat(call.milestones ?? []).join(", "), call.done ? "done" : ""]);
   const names = ["turn.call", "kind", "tool", "arguments", "observation", "milestones", ""];
-  const text = (row.messages || []).map((message) => element("div", { className: "tokens" }, element("h5", {}, String(message.role)), shown(message.content)));
+  const text = list(row.messages).map((message) => element("div", { className: "tokens" }, element("h5", {}, String(message.role)), shown(message.content)));
   return [
     ...(episode.turns.length ? tokens(episode.turns) : [element("p", {}, "Its tokens are not in the journal; this is its text."), ...text]),
     element("h4", {}, "Tool calls, as the recorder wrote them"),

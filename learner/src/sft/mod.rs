@@ -33,6 +33,7 @@ use self::{
 };
 use crate::{
     checkpoint::{Tables, TrainingCheckpoint, check_ranks, check_settings},
+    files::RunLock,
     ranks::Ranks,
     recipe::{SftRecipe, Trainable},
     rows::{Accuracy, Example, MetricsLog, peak_memory_gib, teacher_forced_accuracy},
@@ -142,6 +143,10 @@ fn train(
         fs::create_dir_all(output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
     }
+    let _lock = match ranks.leads() {
+        true => RunLock::of(output).map_err(Failure::mistake)?,
+        false => None,
+    };
     let stopped = match options.resume {
         true => TrainingCheckpoint::read(output, ranks)?,
         false => None,

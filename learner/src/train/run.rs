@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     curriculum::TaskOrder,
-    files::{Begun, BestAdapter, Manifest, Resumed, RunDirectory, Status, begun},
+    files::{Begun, BestAdapter, Manifest, Resumed, RunDirectory, RunLock, Status, begun},
     leases::Balance,
     plan::Plan,
     ranks::Ranks,
@@ -80,6 +80,10 @@ pub fn train(
     interrupt: Interrupt,
     progress: &mut Progress,
 ) -> Result<Summary, Failure> {
+    let lock = match options.resume {
+        true => RunLock::of(&plan.output).map_err(Failure::mistake)?,
+        false => None,
+    };
     let begun = match options.resume {
         true => begun(&plan).map_err(Failure::mistake)?,
         false => Begun::Nothing,
@@ -120,6 +124,7 @@ pub fn train(
                 Learner::start(plan, options, earlier, ranks, runtime, interrupt, progress)?;
             let described = learner.describe(&mut files);
             let result = described.and_then(|()| train_all(&mut learner, &mut files, progress));
+            drop(lock);
             learner.part(result)
         }
     }

@@ -22,7 +22,7 @@ const TAIL: u64 = 4 << 20;
 /// Joins that are remembered.
 const JOINS_KEPT: usize = 50;
 /// Longest manifest that is read, in bytes.
-const MAX_MANIFEST: u64 = 64 << 20;
+const MAX_MANIFEST: u64 = 1 << 30;
 
 /// A run as far as its files tell.
 #[derive(Debug)]
@@ -135,7 +135,10 @@ impl State {
         } else if written.is_none() || written != self.written {
             match fs::read(&path).map(|bytes| serde_json::from_slice(&bytes)) {
                 Ok(Ok(manifest)) => (self.manifest, self.written) = (manifest, written),
-                Ok(Err(error)) => self.problem = Some(format!("{}: {error}", path.display())),
+                Ok(Err(error)) => {
+                    self.written = written;
+                    self.problem = Some(format!("{}: {error}", path.display()));
+                }
                 // It is being replaced.
                 Err(_) => {}
             }
@@ -170,7 +173,7 @@ impl State {
 
     /// Steps or updates made, and how many there will be, where the recipe says so.
     pub(super) fn steps(&self) -> (u64, Option<u64>) {
-        let names = ["loss", "evaluation/success", "evaluation/loss"];
+        let names = ["loss", "pg_loss", "evaluation/success", "evaluation/loss"];
         let last = names.iter().filter_map(|name| self.series.get(name).last());
         let made = last.map(|(step, _)| *step as u64).max().unwrap_or_default();
         let total = self.manifest.pointer("/settings/training/max_steps").and_then(Value::as_u64);
