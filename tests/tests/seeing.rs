@@ -192,6 +192,17 @@ fn a_report_shows_its_plots_and_episodes_in_a_browser_and_what_is_hostile_in_the
 }
 
 #[test]
+fn an_audit_of_a_run_without_episodes_is_a_mistake_and_no_verdict() {
+    for run in &on_rows().1 {
+        let audited = finish(start(Command::new(&programs().learner).arg("audit").arg(run)));
+        assert_eq!(audited.status.code(), Some(2), "{}", audited.stderr);
+        let want = "learner sft or ppo wrote it, without episodes; name the output directory of learner train";
+        assert!(audited.stderr.trim_end().ends_with(want), "{}", audited.stderr);
+        assert_eq!(audited.stderr.lines().count(), 1, "{}", audited.stderr);
+    }
+}
+
+#[test]
 fn a_report_of_rows_shows_sampled_codes_with_their_pictures_and_two_runs_are_compared() {
     let (_, [sft, ppo]) = on_rows();
     let page = report(ppo, &["--compare", &sft.to_string_lossy(), "--episodes", "20"]);

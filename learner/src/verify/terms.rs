@@ -48,6 +48,12 @@ impl Terms {
     }
 }
 
+/// Whether a manifest is that of a run on rows, whose outcome stands under `result`.
+fn on_rows(text: &[u8]) -> bool {
+    let manifest: Option<Value> = serde_json::from_slice(text).ok();
+    manifest.is_some_and(|it| it.get("status").is_none() && it.pointer("/result/status").is_some())
+}
+
 /// Reads the manifest and what it names. Nothing where it is too damaged to check the rest by.
 pub(super) fn read(
     directory: &Path,
@@ -64,6 +70,10 @@ pub(super) fn read(
     }
     let manifest: Manifest = match serde_json::from_slice(&text) {
         Ok(manifest) => manifest,
+        Err(_) if on_rows(&text) && !directory.join("journal").exists() => {
+            let problem = "learner sft or ppo wrote it, without episodes".to_owned();
+            return Err(VerifyError::NoRun { path: directory.to_owned(), problem });
+        }
         Err(error) => {
             report.fail(Name, "manifest_unreadable", "manifest.json", error);
             return Ok((report, None));
