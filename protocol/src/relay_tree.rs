@@ -55,6 +55,11 @@ pub struct RelayTree {
     touched: BTreeSet<ActorId>,
 }
 
+/// Whether what happened then still counts.
+fn is_recent(at: Duration, now: Duration) -> bool {
+    now.saturating_sub(at) < FORGET
+}
+
 impl RelayTree {
     /// An empty tree in which nobody has more than `fan_out` children ([`MAX_CHILDREN`] at most); 0 leaves
     /// everybody with the learner.
@@ -157,14 +162,10 @@ impl RelayTree {
         std::iter::successors(Some(*actor), above).any(|at| at == *top)
     }
 
-    fn remembers(&self, at: Duration, now: Duration) -> bool {
-        now.saturating_sub(at) < FORGET
-    }
-
     /// Whether a relay failed few enough actors lately.
     fn trusted(&self, relay: &ActorId, now: Duration) -> bool {
         let all = (*relay, ActorId(Digest([0; 32])))..=(*relay, ActorId(Digest([0xff; 32])));
-        let failed = self.failures.range(all).filter(|(_, at)| self.remembers(**at, now));
+        let failed = self.failures.range(all).filter(|(_, at)| is_recent(**at, now));
         failed.count() < MAX_FAILED
     }
 
@@ -212,7 +213,7 @@ impl RelayTree {
 
     /// Moves actors from the learner to relays while it has too many and there is a place for one.
     fn settle(&mut self, now: Duration) {
-        self.failures.retain(|_, at| now.saturating_sub(*at) < FORGET);
+        self.failures.retain(|_, at| is_recent(*at, now));
         loop {
             let direct = self.nodes.iter().filter(|(_, node)| node.parent.is_none());
             let mut direct: Vec<(&ActorId, &Node)> = direct.collect();

@@ -1,14 +1,18 @@
 //! The manifest: one JSON object that says what a run is, how far it came, and what shows that it
 //! happened. `learner plan` prints it before anything ran.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use environments::Determinism;
 use protocol::{Digest, LeaseId, PolicyDigest, RunId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{EvidenceRow, UpdateEvidence};
+use super::{EvidenceRow, UpdateEvidence, run_directory::MANIFEST};
 use crate::{
     advantage::{ScaleRewards, group_advantages},
     audit::{Audited, sampling::SamplingBounds},
@@ -412,4 +416,29 @@ pub struct Manifest {
     /// How far it came; absent in plans.
     #[serde(flatten)]
     pub progress: Option<Progressed>,
+}
+
+/// Longest manifest that is read by whoever takes any trainer's, in bytes.
+const MAX_MANIFEST: u64 = 1 << 30;
+
+/// What stands in the manifest of a run of any of the trainers; nothing where there is none.
+///
+/// # Errors
+/// Why it cannot be read, in one line.
+pub(crate) fn read_any_manifest(directory: &Path) -> Result<Option<Value>, String> {
+    let file = directory.join(MANIFEST);
+    let wrong = |problem: String| format!("{}: {problem}", file.display());
+    let unreadable = |error: io::Error| wrong(format!("{error}; name a run that can be read"));
+    match fs::metadata(&file) {
+        Ok(found) if found.is_file() && found.len() <= MAX_MANIFEST => {}
+        Ok(_) => return Err(wrong("it is no manifest of a run; name another directory".into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    }
+    let bytes = fs::read(&file).map_err(unreadable)?;
+    match serde_json::from_slice(&bytes) {
+        Ok(manifest @ Value::Object(_)) => Ok(Some(manifest)),
+        Ok(_) => Err(wrong("it is no manifest of a run; name another directory".into())),
+        Err(error) => Err(wrong(format!("{error}; restore it, or remove it to see the metrics"))),
+    }
 }

@@ -40,6 +40,7 @@ pub use evidence::{
 };
 pub use jsonl::JsonLines;
 pub use lock::RunLock;
+pub(crate) use manifest::read_any_manifest;
 pub use manifest::{
     AdapterRecord, BestAdapter, DatasetRecord, Derived, DeviceBounds, EnvironmentRecord,
     EvidenceRecord, FailureRecord, FileRecord, GroupRecord, HostRecord, Manifest, ModelRecord,

@@ -2,8 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
-    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -12,13 +10,9 @@ use terminal::Failure;
 
 use crate::{
     audit::RungName,
-    files::METRICS,
+    files::{METRICS, read_any_manifest},
     scalars::{Growing, Series},
 };
-
-const MANIFEST: &str = "manifest.json";
-/// Longest manifest that is read, in bytes.
-const MAX_MANIFEST: u64 = 1 << 30;
 
 /// A run of any of the trainers.
 #[derive(Debug)]
@@ -37,7 +31,16 @@ impl RunData {
     /// # Errors
     /// The directory holds no run, or a damaged one: one line.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
-        let manifest = read_manifest(path)?;
+        let manifest = match read_any_manifest(path).map_err(Failure::Mistake)? {
+            Some(manifest) => manifest,
+            // Runs on rows write theirs at the end.
+            None if path.join(METRICS).is_file() => Value::Null,
+            None => {
+                let file = path.join("manifest.json");
+                let problem = "there is none; name the directory that a run was written to";
+                return Err(Failure::Mistake(format!("{}: {problem}", file.display())));
+            }
+        };
         let mut metrics = Growing::new(path.join(METRICS));
         let wrong = |problem: String| {
             let file = path.join(METRICS);
@@ -72,29 +75,5 @@ impl RunData {
             Some((format!("{rung}: {code}"), count.as_u64()?))
         });
         named.collect()
-    }
-}
-
-fn read_manifest(path: &Path) -> Result<Value, Failure> {
-    let file = path.join(MANIFEST);
-    let wrong = |problem: String| Failure::Mistake(format!("{}: {problem}", file.display()));
-    match fs::metadata(&file) {
-        Ok(found) if !found.is_file() || found.len() > MAX_MANIFEST => {
-            Err(wrong("it is no manifest of a run; name another directory".into()))
-        }
-        Ok(_) => {
-            let bytes = fs::read(&file).map_err(|error| wrong(error.to_string()))?;
-            let manifest: Value = serde_json::from_slice(&bytes)
-                .map_err(|e| wrong(format!("{e}; restore it, or remove it to see the metrics")))?;
-            match manifest {
-                Value::Object(_) => Ok(manifest),
-                _ => Err(wrong("it is no manifest of a run; name another directory".into())),
-            }
-        }
-        // Runs on rows write theirs at the end.
-        Err(error) if error.kind() == ErrorKind::NotFound && path.join(METRICS).is_file() => {
-            Ok(Value::Null)
-        }
-        Err(error) => Err(wrong(format!("{error}; name the directory that a run was written to"))),
     }
 }

@@ -139,14 +139,12 @@ fn train(
             Student::Adapter(Box::new(adapter.map_err(Failure::mistake)?))
         }
     };
+    let mut _lock = None;
     if ranks.leads() {
         fs::create_dir_all(output)
             .map_err(|e| Failure::Mistake(format!("output_dir {}: {e}", output.display())))?;
+        _lock = RunLock::of(output).map_err(Failure::mistake)?;
     }
-    let _lock = match ranks.leads() {
-        true => RunLock::of(output).map_err(Failure::mistake)?,
-        false => None,
-    };
     let stopped = match options.resume {
         true => TrainingCheckpoint::read(output, ranks)?,
         false => None,

@@ -12,7 +12,7 @@ use terminal::Failure;
 
 use crate::{
     audit::RungName,
-    files::{EVIDENCE, METRICS},
+    files::{EVIDENCE, METRICS, read_any_manifest},
     joins::JOINS,
     scalars::{Growing, Series},
 };
@@ -21,8 +21,6 @@ use crate::{
 const TAIL: u64 = 4 << 20;
 /// Joins that are remembered.
 const JOINS_KEPT: usize = 50;
-/// Longest manifest that is read, in bytes.
-const MAX_MANIFEST: u64 = 1 << 30;
 
 /// A run as far as its files tell.
 #[derive(Debug)]
@@ -95,7 +93,7 @@ impl State {
                 file.skip_to_last(TAIL).map_err(|error| fault(file.path(), error))?;
             }
         }
-        self.read_manifest();
+        self.look_at_manifest();
         let mut read = |file: &mut Growing| {
             let news = file.read().map_err(|error| fault(file.path(), error))?;
             if let Some((line, problem)) = &news.damaged {
@@ -126,23 +124,19 @@ impl State {
     }
 
     /// A manifest that cannot be read leaves what is known as it is.
-    fn read_manifest(&mut self) {
-        let path = self.path.join("manifest.json");
-        let Ok(found) = fs::metadata(&path) else { return };
-        let written = found.modified().ok();
-        if !found.is_file() || found.len() > MAX_MANIFEST {
-            self.problem = Some(format!("{}: it is no manifest of a run", path.display()));
-        } else if written.is_none() || written != self.written {
-            match fs::read(&path).map(|bytes| serde_json::from_slice(&bytes)) {
-                Ok(Ok(manifest)) => (self.manifest, self.written) = (manifest, written),
-                Ok(Err(error)) => {
-                    self.written = written;
-                    self.problem = Some(format!("{}: {error}", path.display()));
-                }
-                // It is being replaced.
-                Err(_) => {}
-            }
+    fn look_at_manifest(&mut self) {
+        let found = fs::metadata(self.path.join("manifest.json")).and_then(|it| it.modified());
+        let written = found.ok();
+        if written.is_none() || written == self.written {
+            return;
         }
+        match read_any_manifest(&self.path) {
+            Ok(Some(manifest)) => self.manifest = manifest,
+            // It is being replaced.
+            Ok(None) => return,
+            Err(problem) => self.problem = Some(problem),
+        }
+        self.written = written;
     }
 
     /// How the run is called.
